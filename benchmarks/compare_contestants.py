@@ -176,7 +176,7 @@ def train_with_onward(
     plan = plan_run(parameters, mesh.topology, graph, loader.feature_specs())
     notes: list[str] = []
     assembly = assemble(parameters, mesh, graph, plan, notes.append, loader.feature_specs())
-    print(*graph.notes, *assembly.notes, sep="\n", file=sys.stderr)
+    print(*graph.notes, *assembly.notes, sep="\n", file=sys.stderr, flush=True)
     assembly.state.train(True)
     assembly.state.mark()
     shares = LossNormalization(mesh, parameters.loss, graph.loss_names, parameters.training, False)

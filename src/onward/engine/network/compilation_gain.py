@@ -150,7 +150,7 @@ def _goes_by_short_rows(node: ir.Node, costs: GraphCosts) -> bool:
 
 
 def _sums_for_weights(node: ir.Node, weights: Collection[str], costs: GraphCosts) -> bool:
-    """Whether it repeats a weight, whose gradient then is a sum over rows, which compiled code makes element by element.
+    """Whether it repeats a weight, whose gradient is a sum over rows: compiled code adds up element by element.
 
     A MobileBERT, whose norms are products with a vector, took 1.5 times as long.
     """
