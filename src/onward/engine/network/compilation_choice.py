@@ -99,7 +99,8 @@ def choose(
     except ModelError:  # shapes that contradict each other may be of values that nobody needs
         return _off("what compiling gains cannot be estimated from the model's shapes")
     if gain.slower_share > LARGEST_SLOWER_SHARE:
-        return _off(f"a model with {' and '.join(sorted(gain.slower_seconds))} runs slower compiled")
+        dearest = sorted(gain.slower_seconds, key=gain.slower_seconds.__getitem__)[-3:]
+        return _off(f"a model with {' and '.join(sorted(dearest))} runs slower compiled")
     is_narrow = gain.short_row_share > 0.5
     if gain.saved_share < (LEAST_SAVED_SHARE_OF_SHORT_ROWS if is_narrow else LEAST_SAVED_SHARE):
         return _off("compiling gains too little")

@@ -30,7 +30,8 @@ _KERNELS = {"RMSNormalization": 3, "RotaryEmbedding": 3, "SwiGLU": 2}
 """Operators that torch computes by several kernels, each of which passes over the values; others take one."""
 
 _SLOWER = operators_with(Fact.CONVOLUTION) | {
-    "AveragePool", "CumProd", "CumSum", "MaxPool", "Scatter", "ScatterElements", "ScatterND", "TopK", "Unique",
+    "AveragePool", "CumProd", "CumSum", "EmbeddingBag", "MaxPool", "Scatter", "ScatterElements", "ScatterND", "TopK",
+    "Unique",
 }  # fmt: skip
 """What a CPU computes as fast or slower in compiled code: sorts with running sums took twice as long."""
 
