@@ -165,8 +165,7 @@ def assemble(
     planned = plan_rank(graph, plan, mesh.place, watched=watched.values, is_compiled=compilation is not None)
     stages, own = planned.stages, planned.own
     networks = [network_of(one, parameters, mesh, compilation=compilation) for one in own.values()]
-    pruned = pruned_axes(parameters, graph)[1]
-    notes = (*plan.notes, *told, *_notes_on(networks, parameters, mesh), *pruned)
+    notes = (*plan.notes, *told, *_notes_on(networks, parameters, mesh), *pruned_axes(parameters, graph)[1])
     modules: list[nn.Module] = list(networks)
     computes: list[StageCompute] = []
     if stages is not None:
@@ -185,11 +184,10 @@ def assemble(
     if stages is not None:
         by_stage = dict(zip(own, modules, strict=True))
         pipeline = Pipeline(mesh, by_stage, stages, plan.schedule, plan.micro_batches, mesh.device)
-    partial = plan.horizontal.partial_gradients
     reduction = GradientReduction(
         mesh=mesh,
         distributed=distributed,
-        partial=partial,
+        partial=plan.horizontal.partial_gradients,
         experts=plan.experts.weights,
         pipeline=pipeline,
         replicas_are_wrapped=is_wrapped,
@@ -208,7 +206,7 @@ def assemble(
         unfreezing=make_unfreezing(
             parameters.training.unfreeze, graph.weights, graph.known_as, stages is None and not plan.zero_stage
         ),
-        notes=tuple(notes),
+        notes=notes,
         notify=notify,
     )
 
