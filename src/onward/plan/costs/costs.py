@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
@@ -78,19 +78,19 @@ class GraphCosts:
     Attributes:
         nodes: by the name of their first output.
         value_bytes: of every value, as far as its shape is known.
-        row_sizes: of every value, the size of its last axis; 1: it has none.
         weight_bytes: of every trained weight and running statistic, as stored.
         uncounted: nodes whose operations are guessed or left out: sizes that depend on values, nested graphs,
             operators outside the standard.
         guessed: those of them with matmuls whose sizes are guessed.
+        row_sizes: of every value, the size of its last axis; 1: it has none.
     """
 
     nodes: Mapping[str, NodeCost]
     value_bytes: Mapping[str, float]
     weight_bytes: Mapping[str, int]
-    row_sizes: Mapping[str, int]
     uncounted: frozenset[str] = frozenset()
     guessed: frozenset[str] = frozenset()
+    row_sizes: Mapping[str, int] = field(default_factory=dict)
 
     def total(self, nodes: Iterable[str]) -> NodeCost:
         """What some nodes cost together."""
