@@ -26,8 +26,7 @@ import torch
 from onward.checkpoint.writing import CheckpointWriter
 from onward.data.loader import DataLoader
 from onward.data.shard_writer import ShardWriter
-from onward.engine import gradient_reduction
-from onward.engine import steps as engine_steps
+from onward.engine import gradient_norm, gradient_reduction
 from onward.engine.network.forward import Forward
 from onward.environment import Environment
 from onward.models import create_model
@@ -105,12 +104,12 @@ def measure_loop(folder: Path, out: Path, steps: int) -> dict[str, float]:
     original = (
         Forward.__call__,
         torch.autograd.backward,
-        engine_steps.clip_grads_with_norm_,  # type: ignore[attr-defined]
+        gradient_norm.clip_grads_with_norm_,  # type: ignore[attr-defined]
         gradient_reduction.get_total_norm,  # type: ignore[attr-defined]
     )
     Forward.__call__ = watch.wrap(original[0])  # type: ignore[method-assign]
     torch.autograd.backward = watch.wrap(original[1])
-    engine_steps.clip_grads_with_norm_ = watch.wrap(original[2])  # type: ignore[attr-defined]
+    gradient_norm.clip_grads_with_norm_ = watch.wrap(original[2])  # type: ignore[attr-defined]
     gradient_reduction.get_total_norm = watch.wrap(original[3])  # type: ignore[attr-defined]
     shown = Stopwatch()
     runner.save_checkpoint = shown.wrap(runner.save_checkpoint)  # type: ignore[method-assign]
@@ -130,7 +129,7 @@ def measure_loop(folder: Path, out: Path, steps: int) -> dict[str, float]:
             summary = runner.run(loader)
     finally:
         Forward.__call__, torch.autograd.backward = original[0], original[1]  # type: ignore[method-assign]
-        engine_steps.clip_grads_with_norm_, gradient_reduction.get_total_norm = original[2], original[3]  # type: ignore[attr-defined]
+        gradient_norm.clip_grads_with_norm_, gradient_reduction.get_total_norm = original[2], original[3]  # type: ignore[attr-defined]
     runner.watchers.close()
     first = next(mark for mark in marks if mark[0] >= warm)
     last = marks[-1]
