@@ -15,9 +15,11 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import onnx_ir as ir
@@ -26,7 +28,8 @@ import torch
 from onward.checkpoint.writing import CheckpointWriter
 from onward.data.loader import DataLoader
 from onward.data.shard_writer import ShardWriter
-from onward.engine import gradient_norm, gradient_reduction
+from onward.engine import gradient_reduction
+from onward.engine import steps as engine_steps
 from onward.engine.network.forward import Forward
 from onward.environment import Environment
 from onward.models import create_model
@@ -41,6 +44,15 @@ SIZES = {
 BATCH = 8
 PACE, PACED_BATCH = 10_000, 64
 """Samples a second of a consumer for whom data should always be there."""
+
+
+NETWORK: tuple[tuple[Any, str], ...] = (
+    (Forward, "__call__"),
+    (torch.autograd, "backward"),
+    (engine_steps, "clip"),
+    (gradient_reduction, "total_norm"),
+)
+"""Where a step calls what any loop around a network calls, too."""
 
 
 @dataclass
@@ -101,16 +113,6 @@ def measure_loop(folder: Path, out: Path, steps: int) -> dict[str, float]:
     warm = 5
     watch = Stopwatch()
     runner = make_runner(folder, out, steps + warm)
-    original = (
-        Forward.__call__,
-        torch.autograd.backward,
-        gradient_norm.clip_grads_with_norm_,  # type: ignore[attr-defined]
-        gradient_reduction.get_total_norm,  # type: ignore[attr-defined]
-    )
-    Forward.__call__ = watch.wrap(original[0])  # type: ignore[method-assign]
-    torch.autograd.backward = watch.wrap(original[1])
-    gradient_norm.clip_grads_with_norm_ = watch.wrap(original[2])  # type: ignore[attr-defined]
-    gradient_reduction.get_total_norm = watch.wrap(original[3])  # type: ignore[attr-defined]
     shown = Stopwatch()
     runner.save_checkpoint = shown.wrap(runner.save_checkpoint)  # type: ignore[method-assign]
     runner.watchers.on_step = shown.wrap(runner.watchers.on_step)  # type: ignore[method-assign]
@@ -124,12 +126,10 @@ def measure_loop(folder: Path, out: Path, steps: int) -> dict[str, float]:
             marks.append((report.step, time.perf_counter(), computed[0], watch.seconds, *computed[1:]))
 
     runner.watchers.add([Marks(open(out / "marks.txt", "w"))])  # noqa: SIM115
-    try:
-        with DataLoader({}, folder / "data", shuffle=True) as loader:
-            summary = runner.run(loader)
-    finally:
-        Forward.__call__, torch.autograd.backward = original[0], original[1]  # type: ignore[method-assign]
-        gradient_norm.clip_grads_with_norm_, gradient_reduction.get_total_norm = original[2], original[3]  # type: ignore[attr-defined]
+    with ExitStack() as stack, DataLoader({}, folder / "data", shuffle=True) as loader:
+        for home, name in NETWORK:
+            stack.enter_context(patch.object(home, name, watch.wrap(getattr(home, name))))
+        summary = runner.run(loader)
     runner.watchers.close()
     first = next(mark for mark in marks if mark[0] >= warm)
     last = marks[-1]

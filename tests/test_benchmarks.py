@@ -152,3 +152,16 @@ def test_a_start_is_measured(tmp_path: Path) -> None:
     measured = [line.split(":")[0] for line in lines if line.startswith(("inspect", "to_torch", "train"))]
     assert measured == ["inspect, 20 nodes", "to_torch, 0.04e9 weights", "train", "train"]
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_loop_is_measured() -> None:
+    command = [sys.executable, "-m", "benchmarks.loop", "--runs", "1", "--steps", "10"]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in (
+        "outside the network, computed",
+        "training takes",
+        "at 10,000 samples/s, waiting",
+        "an asynchronous one",
+    ):
+        assert re.search(rf"^{name} +\d+\.\d", said, re.MULTILINE), said
