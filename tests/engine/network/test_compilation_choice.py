@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 import torch
 
+from onward.engine.building.graph_costs import known_costs
 from onward.engine.network import compilation_choice as module
-from onward.engine.network.compilation_choice import CompilationChoice, choose
+from onward.engine.network.compilation_choice import CompilationChoice
 from onward.errors import ModelError, ParametersError
 from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import TrainingGraph, make_training_graph
@@ -23,6 +25,12 @@ SPEC = LossSpec(type="softmax_cross_entropy", prediction="logits", label="labels
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 ALWAYS = 10**9
 """Steps of a run that is never too short."""
+
+
+def choose(
+    wanted: Literal["auto", True, False], graph: TrainingGraph, device: torch.device, sizes: dict[str, int], steps: int
+) -> CompilationChoice:
+    return module.choose(wanted, graph, device, sizes, steps, known_costs)
 
 
 @pytest.fixture

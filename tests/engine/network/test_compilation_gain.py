@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onward.engine.network.compilation_gain import CompilationGain, estimate_gain
+from onward.engine.building.graph_costs import known_costs
+from onward.engine.network import compilation_gain
+from onward.engine.network.compilation_gain import CompilationGain
 from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import TrainingGraph, make_training_graph
 from tests.graph.fusion.pairs import parse
@@ -30,6 +32,10 @@ def make_graph(body: str) -> TrainingGraph:
     model = parse(f"float[n,{WIDTH}] x", f"float[n,{WIDTH}] y", f"h = MatMul(x, w)\n{body}", stored, opset=23)
     spec = LossSpec(type="mean_squared_error", prediction="y", label="labels")
     return make_training_graph(model, loss=spec, weights_to_train=["w", "v"] if ", v)" in body else ["w"], fuse=False)
+
+
+def estimate_gain(graph: TrainingGraph, sizes: dict[str, int]) -> CompilationGain:
+    return compilation_gain.estimate_gain(graph, known_costs(graph, sizes))
 
 
 def gain_over(body: str, plain: str) -> float:

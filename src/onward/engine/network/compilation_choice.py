@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Literal
@@ -20,6 +20,7 @@ from onward.graph.operators import Fact, operators_with
 from onward.graph.training_graph import TrainingGraph
 from onward.lowering.module import input_types
 from onward.lowering.program import Program
+from onward.plan.costs.costs import GraphCosts
 
 _UNCHANGED = operators_with(Fact.SAME_ELEMENTS | Fact.VIEW | Fact.SHAPE_ONLY | Fact.MATMUL) - {"Einsum"} | {
     "Constant", "Gather", "Attention",
@@ -64,6 +65,7 @@ def choose(
     device: torch.device,
     dimensions: Mapping[str, int],
     step_count: int,
+    count_costs: Callable[[TrainingGraph, Mapping[str, int]], GraphCosts],
 ) -> CompilationChoice:
     """Decides on compilation.
 
@@ -73,6 +75,7 @@ def choose(
         device: where.
         dimensions: symbolic dimensions of the inputs -> sizes in a micro-batch, as far as they are known.
         step_count: forward/backward passes of the run.
+        count_costs: gives what a micro-batch of such sizes costs.
 
     Raises:
         ParametersError: it is wanted, and what it needs is not on this machine.
@@ -95,7 +98,7 @@ def choose(
     if loops := sorted(_STEP_BY_STEP & {node.op_type for node in graph.model.graph}):
         return _off(f"each step of {' and '.join(loops)} would be compiled for itself")
     try:
-        gain = estimate_gain(graph, dimensions)
+        gain = estimate_gain(graph, count_costs(graph, dimensions))
     except ModelError:  # shapes that contradict each other may be of values that nobody needs
         return _off("what compiling gains cannot be estimated from the model's shapes")
     if gain.slower_share > LARGEST_SLOWER_SHARE:

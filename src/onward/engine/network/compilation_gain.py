@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onward.graph.operators import Fact, operators_with
 from onward.graph.training_graph import TrainingGraph
-from onward.plan.costs.costs import OPERATIONS_PER_BYTE, GraphCosts, measure_costs
+from onward.plan.costs.costs import OPERATIONS_PER_BYTE, GraphCosts
 from onward.plan.roles import node_id
 
 _BROADCASTING = operators_with(Fact.BROADCASTING)
@@ -77,14 +77,13 @@ class CompilationGain:
         return sum(self.slower_seconds.values()) / self.seconds if self.seconds else 0.0
 
 
-def estimate_gain(graph: TrainingGraph, dimensions: Mapping[str, int]) -> CompilationGain:
+def estimate_gain(graph: TrainingGraph, costs: GraphCosts) -> CompilationGain:
     """Counts the bytes that joined operators pass on to each other through memory.
 
     Args:
         graph: what is trained.
-        dimensions: symbolic dimensions of the inputs -> sizes in a micro-batch.
+        costs: of a micro-batch.
     """
-    costs = measure_costs(graph, dimensions)
     nodes = [node for node in graph.model.graph if node_id(node) in costs.nodes]
     joined = {node for node in nodes if node.op_type in _JOINED}
     seconds, slower = 0.0, defaultdict[str, float](float)
