@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from onward.engine.building.graph_costs import known_costs
+from onward.engine.building.graph_costs import traced_costs
 from onward.engine.network import compilation_choice as module
 from onward.engine.network.compilation_choice import CompilationChoice
 from onward.errors import ModelError, ParametersError
@@ -30,7 +30,7 @@ ALWAYS = 10**9
 def choose(
     wanted: Literal["auto", True, False], graph: TrainingGraph, device: torch.device, sizes: dict[str, int], steps: int
 ) -> CompilationChoice:
-    return module.choose(wanted, graph, device, sizes, steps, known_costs)
+    return module.choose(wanted, graph, device, sizes, steps, traced_costs)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onward.engine.building.graph_costs import known_costs
+from onward.engine.building.graph_costs import traced_costs
 from onward.engine.network import compilation_gain
 from onward.engine.network.compilation_gain import CompilationGain
 from onward.graph.losses.spec import LossSpec
@@ -35,7 +35,7 @@ def make_graph(body: str) -> TrainingGraph:
 
 
 def estimate_gain(graph: TrainingGraph, sizes: dict[str, int]) -> CompilationGain:
-    return compilation_gain.estimate_gain(graph, known_costs(graph, sizes))
+    return compilation_gain.estimate_gain(graph, traced_costs(graph, sizes))
 
 
 def gain_over(body: str, plain: str) -> float:

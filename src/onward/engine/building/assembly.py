@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from onward.data.shard import FeatureSpec
-from onward.engine.building.graph_costs import known_costs
+from onward.engine.building.graph_costs import traced_costs
 from onward.engine.building.pipelined import PipelinedForward, StageCompute
 from onward.engine.building.preparation import make_loss_scale, watched_names
 from onward.engine.building.sizes import known_dimensions
@@ -272,7 +272,7 @@ def _compilation(
         )
     training = parameters.training
     dimensions = known_dimensions(training, graph, specs)
-    choice = choose(wanted, graph, mesh.device, dimensions, training.known_steps or 0, known_costs)
+    choice = choose(wanted, graph, mesh.device, dimensions, training.known_steps or 0, traced_costs)
     notes = [] if choice.note is None else [choice.note]
     if recorded and not choice.is_on:
         notes.append("speed.cuda_graphs: off, since what is recorded is compiled code.")

@@ -30,4 +30,9 @@ def known_costs(
     costs = measure_costs(graph, dimensions, roles, shapes)
     if not costs.guessed:
         return costs
+    return traced_costs(graph, dimensions, roles)
+
+
+def traced_costs(graph: TrainingGraph, dimensions: Mapping[str, int], roles: ValueRoles | None = None) -> GraphCosts:
+    """As `measure_costs`, with the shapes of a run on fake tensors; arguments and errors are those of `known_costs`."""
     return measure_costs(graph, dimensions, roles, find_value_facts(graph, input_sizes(graph, dimensions)).shapes)
