@@ -43,11 +43,11 @@ def test_ratios_are_medians_over_rounds_by_cpu_time() -> None:
 def test_the_page_counts_what_is_slow_and_names_what_failed() -> None:
     failed = row("gru", 0.2)
     failed["ways"]["onward"] = {"cpu": [], "wall": [], "losses": [], "failure": "NodeError: no"}
-    rows = {one["name"]: one for one in (row("lstm", 0.05, compiled=way(0.04, 25)), row("vit", 0.2), failed)}
+    rows = {one["name"]: one for one in (row("lstm", 0.05, compiled=way(0.04, 25)), row("xglm", 0.2), failed)}
     text = census_page.page(rows, {"graph_net": "no axis"})
     assert "against eager, 2 networks: median throughput 1.25 (from 0.50 to 2.00), 1 below 1.0, 1 at or above" in text
     assert "against compiled, 1 networks: median throughput 0.80" in text
-    assert "| vit | **0.50** | not known |" in text
+    assert "| xglm | **0.50** | not known |" in text
     assert "- gru, onward: NodeError: no\n- graph_net: left out, no axis" in text
     assert "**5e-04**" in text
 
