@@ -45,7 +45,7 @@ LEAST_SAVED_SHARE_OF_SHORT_ROWS = 0.35
 """The same for networks most of whose values have rows shorter than 32: what they gain is foretold less well."""
 
 LEAST_SECONDS = 120.0
-"""What it must save in a run, estimated by the threads: several times what compiling costs (10 to 60 s)."""
+"""What it must save in a run, estimated for one core: several times what compiling costs (10 to 60 s)."""
 
 FEWEST_STEPS = 1000
 """Of a run that is looked at for this: below, reading the graph would cost more than it could gain."""
@@ -107,7 +107,7 @@ def choose(
     is_narrow = gain.short_row_share > 0.5
     if gain.saved_share < (LEAST_SAVED_SHARE_OF_SHORT_ROWS if is_narrow else LEAST_SAVED_SHARE):
         return _off("compiling gains too little")
-    if gain.saved_seconds * step_count / torch.get_num_threads() < LEAST_SECONDS:
+    if gain.saved_seconds * step_count < LEAST_SECONDS:
         return _off("compiling takes longer than it saves in this run")
     return CompilationChoice(
         True,

@@ -29,6 +29,8 @@ _JOINED = operators_with(Fact.UNARY) | _BROADCASTING | _REDUCTIONS | {
 _KERNELS = {"RMSNormalization": 3, "RotaryEmbedding": 3, "SwiGLU": 2}
 """Operators that torch computes by several kernels, each of which passes over the values; others take one."""
 
+_SOFTMAXES = frozenset({"LogSoftmax", "Softmax"})
+
 _SLOWER = operators_with(Fact.CONVOLUTION) | {
     "AveragePool", "CumProd", "CumSum", "EmbeddingBag", "MaxPool", "Scatter", "ScatterElements", "ScatterND", "TopK",
     "Unique",
@@ -141,12 +143,13 @@ def _crossing_bytes(joined: set[ir.Node], costs: GraphCosts) -> float:
 
 def _goes_by_short_rows(node: ir.Node, costs: GraphCosts) -> bool:
     """Whether it computes a sum over each row of what it reads."""
-    rows, result = node.inputs[0] if node.inputs else None, node.outputs[0]
-    row_size = 1 if rows is None else costs.row_sizes.get(str(rows.name), 1)
-    if rows is None or not 1 < row_size < _SHORT_ROW:
+    if node.op_type not in _SOFTMAXES | _REDUCTIONS:
         return False
-    is_of_rows = _bytes_of(result, costs) * row_size == _bytes_of(rows, costs)
-    return node.op_type in {"LogSoftmax", "Softmax"} or (node.op_type in _REDUCTIONS and is_of_rows)
+    rows, result = node.inputs[0], node.outputs[0]
+    assert rows is not None
+    row_size = costs.row_sizes.get(str(rows.name), 1)
+    is_of_rows = node.op_type in _SOFTMAXES or _bytes_of(result, costs) * row_size == _bytes_of(rows, costs)
+    return is_of_rows and 1 < row_size < _SHORT_ROW
 
 
 def _sums_for_weights(node: ir.Node, weights: Collection[str], costs: GraphCosts) -> bool:
