@@ -46,7 +46,7 @@ def test_every_pass_is_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """What replays a graph has to know that nothing of the pass before is needed."""
     announced: list[int] = []
     monkeypatch.setattr(torch, "compile", lambda code, **_: code)
-    monkeypatch.setattr("onward.engine.network.compilation_choice._missing", lambda _: None)
+    monkeypatch.setattr("onward.engine.network.compilation_choice.missing_here", lambda _: None)
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: announced.append(1))
     save_mlp(tmp_path)
     asked = parameters(tmp_path, training=STEPS, speed={"compile": True})

@@ -18,6 +18,8 @@ from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import TrainingGraph, make_training_graph
 from onward.models import create_model
 from tests.graph.fusion.pairs import parse
+from tests.mlp import save_mlp, start
+from tests.ranks import run_on_ranks
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for CPUs with g++")
 
@@ -30,7 +32,7 @@ ALWAYS = 10**9
 def choose(
     wanted: Literal["auto", True, False], graph: TrainingGraph, device: torch.device, sizes: dict[str, int], steps: int
 ) -> CompilationChoice:
-    return module.choose(wanted, graph, device, sizes, steps, traced_costs)
+    return module.choose(wanted, graph, device, sizes, steps, module.missing_here(device), traced_costs)
 
 
 @pytest.fixture
@@ -64,7 +66,7 @@ def test_without_a_compiler_of_cpp(
     found = choose("auto", linear_graph, CPU, {}, ALWAYS)
     assert not found.is_on
     assert found.note is not None
-    assert found.note.startswith("speed.compile: off on this machine, since no C++ compiler was found (neither 'g++'")
+    assert found.note.startswith("speed.compile: off, since no C++ compiler was found (neither 'g++' is on the PATH), which")
     with pytest.raises(ParametersError, match=r"speed.compile is true, but no C\+\+ compiler was found.*apt install g"):
         choose(True, linear_graph, CPU, {}, ALWAYS)
 
@@ -157,3 +159,27 @@ def test_a_gain_that_cannot_be_estimated_stops_no_run(
     found = choose("auto", elementwise_graph, CPU, {"n": 4096}, ALWAYS)
     assert not found.is_on
     assert "what compiling gains cannot be estimated from the model's shapes" in str(found.note)
+
+
+def _told_on_rank(folder: Path, wanted: Literal["auto", True]) -> str:
+    """On ranks the second of which has no compiler."""
+    if torch.distributed.get_rank():
+        module.shutil.which = lambda name: None
+    distributed = {"data_parallel_size": 2}
+    try:
+        runner, recorder = start(folder, distributed=distributed, speed={"compile": wanted})
+        runner.initialize()
+    except ParametersError as error:
+        return str(error)
+    assert runner.state.networks[0].compilation is None
+    return "\n".join(recorder.messages)
+
+
+@pytest.mark.parametrize("wanted", ["auto", True])
+def test_ranks_compile_where_all_machines_can(tmp_path: Path, wanted: Literal["auto", True]) -> None:
+    """Ranks that do and ranks that do not would cut their networks into other segments, and wait for each other."""
+    save_mlp(tmp_path)
+    first, second = run_on_ranks(2, _told_on_rank, tmp_path, wanted)
+    words = "on the machine of rank 1 no C++ compiler was found (neither 'g++' is on the PATH), which torch needs"
+    assert f"speed.compile: off, since {words}" in first if wanted == "auto" else f"is true, but {words}" in first
+    assert wanted == "auto" or f"is true, but {words}" in second

@@ -24,7 +24,7 @@ from onward.engine.inputs.index_ranges import FeatureRange
 from onward.engine.inputs.loss_normalization import LossNormalization
 from onward.engine.micro_batches import MicroBatches, PipelinedMicroBatches, SequentialMicroBatches
 from onward.engine.network.compilation import Compilation
-from onward.engine.network.compilation_choice import choose
+from onward.engine.network.compilation_choice import choose, missing_anywhere
 from onward.engine.network.forward import Forward
 from onward.engine.network.local_weights import local_weights
 from onward.engine.network.network import LinearOptions, Network
@@ -272,7 +272,8 @@ def _compilation(
         )
     training = parameters.training
     dimensions = known_dimensions(training, graph, specs)
-    choice = choose(wanted, graph, mesh.device, dimensions, training.known_steps or 0, traced_costs)
+    missing = None if wanted is False else missing_anywhere(mesh)
+    choice = choose(wanted, graph, mesh.device, dimensions, training.known_steps or 0, missing, traced_costs)
     notes = [] if choice.note is None else [choice.note]
     if recorded and not choice.is_on:
         notes.append("speed.cuda_graphs: off, since what is recorded is compiled code.")

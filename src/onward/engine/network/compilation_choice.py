@@ -20,6 +20,8 @@ from onward.graph.operators import Fact, operators_with
 from onward.graph.training_graph import TrainingGraph
 from onward.lowering.module import input_types
 from onward.lowering.program import Program
+from onward.parallel.agreement import gather_texts
+from onward.parallel.launch.process import Mesh
 from onward.plan.costs.costs import GraphCosts
 
 _UNCHANGED = operators_with(Fact.SAME_ELEMENTS | Fact.VIEW | Fact.SHAPE_ONLY | Fact.MATMUL) - {"Einsum"} | {
@@ -65,9 +67,10 @@ def choose(
     device: torch.device,
     dimensions: Mapping[str, int],
     step_count: int,
+    missing: str | None,
     count_costs: Callable[[TrainingGraph, Mapping[str, int]], GraphCosts],
 ) -> CompilationChoice:
-    """Decides on compilation.
+    """Decides on compilation, alike on all ranks that are given the same.
 
     Args:
         wanted: `speed.compile`.
@@ -75,20 +78,20 @@ def choose(
         device: where.
         dimensions: symbolic dimensions of the inputs -> sizes in a micro-batch, as far as they are known.
         step_count: forward/backward passes of the run.
+        missing: what torch's compiler lacks where the ranks are, as `missing_anywhere` gives it; None: nothing.
         count_costs: gives what a micro-batch of such sizes costs.
 
     Raises:
-        ParametersError: it is wanted, and what it needs is not on this machine.
+        ParametersError: it is wanted, and what it needs is missing.
     """
     if wanted is False:
         return CompilationChoice(False, None)
-    missing = _missing(device)
     if wanted is True:
         if missing is not None:
             raise ParametersError(f"speed.compile is true, but {missing} Or set speed.compile to auto or false.")
         return CompilationChoice(True, None)
     if missing is not None:
-        return CompilationChoice(False, f"speed.compile: off on this machine, since {missing}")
+        return CompilationChoice(False, f"speed.compile: off, since {missing}")
     if device.type == "cuda":
         return CompilationChoice(True, "speed.compile: on, segment by segment, as always on a GPU.")
     if step_count < FEWEST_STEPS:
@@ -125,7 +128,18 @@ def _off(reason: str) -> CompilationChoice:
     return CompilationChoice(False, f"speed.compile: off, since on a CPU {reason}; `true` turns it on.")
 
 
-def _missing(device: torch.device) -> str | None:
+def missing_anywhere(mesh: Mesh) -> str | None:
+    """What torch's compiler lacks on a machine of the run; None: nothing. All ranks must call this.
+
+    Ranks that compile and ranks that do not would cut their networks into other segments, and wait for each other.
+    """
+    for rank, missing in enumerate(gather_texts(mesh, missing_here(mesh.device) or "")):
+        if missing:
+            return missing if mesh.world_size == 1 else f"on the machine of rank {rank} {missing}"
+    return None
+
+
+def missing_here(device: torch.device) -> str | None:
     """What torch's compiler lacks on this machine, and what to install; None: nothing."""
     if device.type == "cuda":
         if find_spec("triton") is None:
