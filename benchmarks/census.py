@@ -1,4 +1,5 @@
-"""Speed and memory of onward on every architecture of the coverage table: `python -m benchmarks.census [--page]`.
+"""Speed and memory of onward on every architecture of the coverage table: `python -m benchmarks.census [--page]`;
+with `--held-out`, on networks that onward was not tuned by.
 
 Each is trained by onward with its defaults from its ONNX export, by the same torch module in a plain eager loop, and
 with `--compiled` by that loop under torch.compile: the same loss, batches, clipping and fused AdamW, one thread. The
@@ -30,7 +31,9 @@ from benchmarks.compare_environment import hardware
 from benchmarks.compare_protocol import ForkedContestant
 
 ROWS = Path(__file__).parent / "results" / "census.jsonl"
+HELD_OUT_ROWS = ROWS.with_name("census_held_out.jsonl")
 PAGE = Path(__file__).parent / "census.md"
+WAYS = ("onward", "onward uncompiled", "onward compiled", "compiled")
 ROUNDS, STEPS, WARM = 7, 2, 1
 SHORTEST_SECONDS = 0.015
 """CPU time of an eager update: below, too much of a ratio is the loop around the network."""
@@ -132,22 +135,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="architectures; by default all")
     parser.add_argument("--compiled", action="store_true", help="also torch.compile; by default for every third of all")
+    parser.add_argument("--ways", nargs="+", default=[], help=f"measure these instead, beside eager: {WAYS}")
+    parser.add_argument("--held-out", action="store_true", help="networks that onward was not tuned by")
     parser.add_argument("--again", action="store_true", help="measure again what is kept, at the recorded batch")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no architecture after so long")
     parser.add_argument("--profiles", type=Path, help="a folder for the profile of an update of each way")
-    parser.add_argument("--rows", type=Path, default=ROWS, help="where rows are kept")
+    parser.add_argument("--rows", type=Path, help="where rows are kept")
     parser.add_argument("--page", action="store_true", help=f"write {PAGE.name} from the rows")
     options = parser.parse_args()
-    order = census_networks.names()
+    kept = options.rows or (HELD_OUT_ROWS if options.held_out else ROWS)
+    order = census_networks.names(options.held_out)
     unknown = set(options.names) - set(order)
     if unknown:
         parser.error(f"{', '.join(sorted(unknown))}: none of {', '.join(order)}")
-    ways = ["eager", "onward", *(["compiled"] if options.compiled else [])]
-    names = options.names or (order[::3] if options.compiled else order)
+    if wrong := set(options.ways) - set(WAYS):
+        parser.error(f"{', '.join(sorted(wrong))}: none of {', '.join(WAYS)}")
+    ways = ["eager", *(options.ways or ["onward", *(["compiled"] if options.compiled else [])])]
+    names = options.names or (order[::3] if options.compiled and not options.held_out else order)
     import_all()
     started = time.monotonic()
     for name in names:
-        rows = read_rows(options.rows)
+        rows = read_rows(kept)
         known = rows.get(name)
         if known is not None and not options.again and set(ways) <= set(known["ways"]):
             continue
@@ -156,11 +164,11 @@ def main() -> None:
         row = measure(name, ways, recorded_batch(known), options.profiles)
         row |= {"machine": hardware("cpu", 1), "load": round(os.getloadavg()[0], 1)}
         print(summary(row), flush=True)
-        rows = read_rows(options.rows)
+        rows = read_rows(kept)
         rows[name] = row
-        write_rows(options.rows, rows, order)
+        write_rows(kept, rows, order)
     if options.page:
-        PAGE.write_text(page(read_rows(options.rows), census_networks.LEFT_OUT))
+        PAGE.write_text(page(read_rows(ROWS), read_rows(HELD_OUT_ROWS), census_networks.LEFT_OUT))
 
 
 if __name__ == "__main__":

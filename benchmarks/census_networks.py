@@ -17,6 +17,8 @@ from tests.lowering.architectures import ARCHITECTURES
 from tests.lowering.architectures_transformers import Made
 from torch import Tensor, nn
 
+from benchmarks.census_held_out import HELD_OUT
+
 WIDER, LONGER, SHARPER, MORE_WORDS = 8, 9, 2, 20
 WIDTHS = frozenset(
     [
@@ -70,15 +72,15 @@ LEFT_OUT = {
 WINDOWS_OF_IMAGES = frozenset({"swin", "swinv2"})
 
 
-def names() -> list[str]:
-    """Of all architectures that are measured, in the order of the table."""
-    return [one.name for one in ARCHITECTURES if one.name not in LEFT_OUT]
+def names(are_held_out: bool = False) -> list[str]:
+    """Of all architectures that are measured, in the order of the table; or of the networks that are held out."""
+    return [one.name for one in (HELD_OUT if are_held_out else ARCHITECTURES) if one.name not in LEFT_OUT]
 
 
 def enlarged(name: str) -> Architecture:
-    """An architecture of the table in the size that is measured, with the table's batch."""
-    one = next(one for one in ARCHITECTURES if one.name == name)
-    if not isinstance(one.make, Made):
+    """An architecture of the table in the size that is measured, with the table's batch; one held out, as it is."""
+    one = next(one for one in (*ARCHITECTURES, *HELD_OUT) if one.name == name)
+    if one in HELD_OUT or not isinstance(one.make, Made):
         return one
     is_unrolled = name in UNROLLED
     settings = _enlarged_settings(one.make.settings, is_unrolled, name in WINDOWS_OF_IMAGES)

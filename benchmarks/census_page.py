@@ -33,14 +33,12 @@ AGREEMENT = 1e-4
 """The most that a loss may differ, relative to the eager loop's."""
 
 
-def speed(row: Row, other: str, clock: str = "cpu") -> float | None:
+def speed(row: Row, other: str, clock: str = "cpu", own: str = "onward") -> float | None:
     """onward's throughput relative to another way's, the median over the rounds; None: one of them was not measured."""
     ways = row["ways"]
-    if any("tensor_bytes" not in ways.get(way, {}) for way in ("onward", other)):
+    if any("tensor_bytes" not in ways.get(way, {}) for way in (own, other)):
         return None
-    return statistics.median(
-        theirs / mine for theirs, mine in zip(ways[other][clock], ways["onward"][clock], strict=True)
-    )
+    return statistics.median(theirs / mine for theirs, mine in zip(ways[other][clock], ways[own][clock], strict=True))
 
 
 def memory(row: Row, other: str) -> float | None:
@@ -86,9 +84,10 @@ def compilation(rows: Sequence[Row]) -> str:
     )
 
 
-def page(rows: Mapping[str, Row], left_out: Mapping[str, str]) -> str:
+def page(rows: Mapping[str, Row], held_out: Mapping[str, Row], left_out: Mapping[str, str]) -> str:
     """All of it in Markdown."""
     every = list(rows.values())
+    others = list(held_out.values())
     measured = [row for row in every if speed(row, "eager") is not None]
     slowest = sorted(measured, key=lambda row: speed(row, "eager") or 0.0)[:10]
     worst = [
@@ -96,7 +95,7 @@ def page(rows: Mapping[str, Row], left_out: Mapping[str, str]) -> str:
     ]
     failures = [
         f"- {row['name']}, {way}: {found['failure']}"
-        for row in every
+        for row in (*every, *others)
         for way, found in row["ways"].items()
         if "failure" in found
     ]
@@ -134,6 +133,18 @@ is nearer to float64 than eager's.
 |{"---|" * len(COLUMNS)}
 {chr(10).join(_row(row) for row in measured)}
 
+## Held out
+
+Networks that no limit or kernel of onward was chosen by (`benchmarks/census_held_out.py`), measured in the same way; beside
+what `speed.compile: auto` makes of them, what they take with `false` and `true`.
+
+- {compilation(others)}
+- {counts(others, "eager", 1.25)}
+
+| {" | ".join(HELD_OUT_COLUMNS)} |
+|{"---|" * len(HELD_OUT_COLUMNS)}
+{chr(10).join(_held_out_row(row) for row in others if speed(row, "eager") is not None)}
+
 Not measured:
 
 {chr(10).join(failures)}
@@ -144,6 +155,10 @@ COLUMNS = (
     "network", "parameters", "nodes", "batch", "eager update", "onward", "", "throughput", "by the clock", "memory",
     "compiled: throughput", "compiled: memory", "loss differs by",
 )  # fmt: skip
+HELD_OUT_COLUMNS = (
+    "network", "parameters", "nodes", "batch", "eager update", "onward", "", "throughput", "uncompiled", "compiled",
+    "memory", "loss differs by",
+)  # fmt: skip
 WIDTHS = (
     "Networks of `transformers` are eight times as wide as in the tests, their sequences nine times as long; of the\n"
     "others only the batch grows, so their layers are 4 to 24 wide and their updates mostly element-wise."
@@ -151,9 +166,35 @@ WIDTHS = (
 
 
 def _row(row: Row) -> str:
+    return _line([
+        *_size_and_time(row),
+        _number(speed(row, "eager")),
+        _number(speed(row, "eager", "wall")),
+        _number(memory(row, "eager"), is_memory=True),
+        _number(speed(row, "compiled")),
+        _number(memory(row, "compiled"), is_memory=True),
+        _agreement(row),
+    ])  # fmt: skip
+
+
+def _held_out_row(row: Row) -> str:
+    return _line([
+        *_size_and_time(row),
+        _number(speed(row, "eager")),
+        _number(speed(row, "eager", own="onward uncompiled")),
+        _number(speed(row, "eager", own="onward compiled")),
+        _number(memory(row, "eager"), is_memory=True),
+        _agreement(row),
+    ])  # fmt: skip
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _size_and_time(row: Row) -> list[str]:
     own, eager = (statistics.median(row["ways"][way]["cpu"]) * 1e3 for way in ("onward", "eager"))
-    differs_by = difference(row)
-    cells = [
+    return [
         row["name"],
         f"{row['weights'] / 1e6:.3f} M",
         str(row["nodes"]),
@@ -161,14 +202,12 @@ def _row(row: Row) -> str:
         f"{eager:.1f} ms",
         f"{own:.1f} ms",
         "c" if row["ways"]["onward"].get("is_compiled") else "",
-        _number(speed(row, "eager")),
-        _number(speed(row, "eager", "wall")),
-        _number(memory(row, "eager"), is_memory=True),
-        _number(speed(row, "compiled")),
-        _number(memory(row, "compiled"), is_memory=True),
-        f"{differs_by:.0e}" if differs_by <= AGREEMENT else f"**{differs_by:.0e}**",
     ]
-    return f"| {' | '.join(cells)} |"
+
+
+def _agreement(row: Row) -> str:
+    differs_by = difference(row)
+    return f"{differs_by:.0e}" if differs_by <= AGREEMENT else f"**{differs_by:.0e}**"
 
 
 def _number(value: float | None, is_memory: bool = False) -> str:

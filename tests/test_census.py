@@ -44,7 +44,7 @@ def test_the_page_counts_what_is_slow_and_names_what_failed() -> None:
     failed = row("gru", 0.2)
     failed["ways"]["onward"] = {"cpu": [], "wall": [], "losses": [], "failure": "NodeError: no"}
     rows = {one["name"]: one for one in (row("lstm", 0.05, compiled=way(0.04, 25)), row("xglm", 0.2), failed)}
-    text = census_page.page(rows, {"graph_net": "no axis"})
+    text = census_page.page(rows, {}, {"graph_net": "no axis"})
     assert "against eager, 2 networks: median throughput 1.25 (from 0.50 to 2.00), 1 below 1.0, 1 at or above" in text
     assert "against compiled, 1 networks: median throughput 0.80" in text
     assert "| xglm | **0.50** | not known |" in text
@@ -55,11 +55,18 @@ def test_the_page_counts_what_is_slow_and_names_what_failed() -> None:
 def test_the_page_marks_what_auto_compiled() -> None:
     compiled = row("llama", 0.05)
     compiled["ways"]["onward"] |= {"is_compiled": True, "first_seconds": 12.34}
-    text = census_page.page({"llama": compiled, "vit": row("vit", 0.2)}, {})
+    text = census_page.page({"llama": compiled, "vit": row("vit", 0.2)}, {}, {})
     assert "compiled 1 of them, marked c (runs are taken to be long); their first update took 12 s in the" in text
     assert "| 50.0 ms | c | 2.00 |" in text
     assert "| 200.0 ms |  | **0.50** |" in text
-    assert "compiled none" in census_page.page({"vit": row("vit", 0.2)}, {})
+    assert "compiled none" in census_page.page({"vit": row("vit", 0.2)}, {}, {})
+
+
+def test_the_page_says_what_auto_left_on_networks_held_out() -> None:
+    one = row("granite", 0.05, **{"onward uncompiled": way(0.05, 50), "onward compiled": way(0.2, 50)})
+    text = census_page.page({"vit": row("vit", 0.2)}, {"granite": one}, {})
+    assert "against eager, 1 networks: median throughput 2.00" in text
+    assert "| 50.0 ms |  | 2.00 | 2.00 | **0.50** | 0.50 | **5e-04** |" in text
 
 
 def test_rows_are_kept_in_the_order_of_the_table(tmp_path: Path) -> None:
@@ -74,6 +81,7 @@ def test_every_architecture_is_measured_or_left_out_for_a_reason() -> None:
     names = {one.name for one in ARCHITECTURES}
     assert {*census_networks.names()} | census_networks.LEFT_OUT.keys() == names
     assert census_page.WHY.keys() <= names
+    assert not names & {*census_networks.names(are_held_out=True)}
 
 
 def test_networks_of_transformers_grow_and_their_heads_stay() -> None:
