@@ -84,6 +84,30 @@ def test_what_the_router_gives_elsewhere_stays() -> None:
     assert_equal(model(body, f"double[b,n,{D}] y, double[b,n,{E}] shares, double[b,n,1] load"), tokens(2, 3, D))
 
 
+def test_the_only_choice_of_every_token_has_no_axis_of_its_own() -> None:
+    """Its weights gathered, for any number of tokens, with a Max of one operand as torch's exporter writes it."""
+    body = """logits = MatMul(x, router)
+shares = Softmax(logits)
+best, chosen = TopK(shares, one)
+flat = Reshape(chosen, last)
+same = Max(flat)
+places = Unsqueeze(same, last)
+u = GatherND(up, places)
+d = GatherND(down, places)
+row = Unsqueeze(x, one)
+h = MatMul(row, u)
+a = Relu(h)
+o = MatMul(a, d)
+result = Squeeze(o, one)
+share = Reshape(best, column)
+t = Mul(result, share)
+choices = Reshape(t, rows)
+y = ReduceSum<keepdims=0>(choices, one)"""
+    sizes = {"one": [1], "last": [-1], "column": [-1, 1], "rows": [-1, 1, D]}
+    stored = {**STORED, **{name: np.array(value) for name, value in sizes.items()}}
+    assert_equal(parse(f"double[n,{D}] x", f"double[n,{D}] y", body, stored), tokens(7, D))
+
+
 TWICE = LOOP
 for e in range(E):
     TWICE = TWICE.replace(f"h{e} = MatMul(x, ", f"x{e} = Mul(x, g{e})\nh{e} = MatMul(x{e}, ")

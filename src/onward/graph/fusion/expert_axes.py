@@ -72,7 +72,10 @@ def labels(axes: Axes) -> list[str]:
 
 
 def regroup(axes: Axes, sizes: Sequence[Size | None]) -> Axes | None:
-    """The axes of a reshaped tensor, from the end and then from the front; one open size takes what is left."""
+    """The axes of a reshaped tensor, from the end and then from the front; one open size takes what is left.
+
+    An axis of size 1 that has no place of its own, as the only choice of each token, joins the one before it.
+    """
     atoms = [atom for group in axes for atom in group]
     back: list[tuple[Atom, ...]] = []
     front: list[tuple[Atom, ...]] = []
@@ -83,6 +86,9 @@ def regroup(axes: Axes, sizes: Sequence[Size | None]) -> Axes | None:
     while left and (taken := _take(atoms, left[0], 0)) is not None:
         front.append(taken)
         left.pop(0)
+    if atoms and not left and front and all(atom.size == 1 for atom in atoms):
+        front[-1] += tuple(atoms)
+        atoms = []
     if len(left) > 1 or (atoms and not left):
         return None
     return (*front, *([tuple(atoms)] if left else []), *back)
@@ -92,7 +98,7 @@ def _take(atoms: list[Atom], size: Size | None, end: int) -> tuple[Atom, ...] | 
     """Takes the atoms of one axis from an end of the list; None, and nothing taken, where it is not clear which."""
     if size is None or (isinstance(size, str) and not (atoms and atoms[end].size == size)):
         return None
-    if isinstance(size, str):
+    if isinstance(size, str) or (size == 1 and atoms and atoms[end].size == 1):
         return (atoms.pop(end),)
     taken: list[Atom] = []
     rest = list(atoms)
@@ -112,7 +118,12 @@ def broadcast(left: Axes, right: Axes) -> Axes | None:
     pairs = zip((*((),) * (rank - len(left)), *left), (*((),) * (rank - len(right)), *right), strict=True)
     found = []
     for one, other in pairs:
-        if one and other and one != other:
+        if _larger(one) and _larger(other) and _larger(one) != _larger(other):
             return None
-        found.append(one or other)
+        found.append(max(one, other, key=lambda group: (bool(_larger(group)), len(group))))
     return tuple(found)
+
+
+def _larger(group: tuple[Atom, ...]) -> list[Atom]:
+    """What an axis is made of but for what has one element."""
+    return [atom for atom in group if atom.size != 1]

@@ -261,6 +261,8 @@ class ExpertReader(RoutingReader):
         return self._clipped(node.inputs[0], None, node.inputs[1]) if len(node.inputs) == 2 else None
 
     def _max(self, node: ir.Node, value: ir.Value) -> Meaning | None:
+        if len(node.inputs) == 1:  # what torch's exporter broadcasts indices with
+            return self.meaning(node.inputs[0])
         return self._clipped(node.inputs[0], node.inputs[1], None) if len(node.inputs) == 2 else None
 
     def _clipped(self, x: ir.Value | None, low: ir.Value | None, high: ir.Value | None) -> Meaning | None:
