@@ -135,8 +135,8 @@ is nearer to float64 than eager's.
 
 ## Held out
 
-Networks that no limit or kernel of onward was chosen by (`benchmarks/census_held_out.py`), measured in the same way; beside
-what `speed.compile: auto` makes of them, what they take with `false` and `true`.
+Networks that no limit or kernel of onward was chosen by (`benchmarks/census_held_out.py`), measured in the same way;
+beside what `speed.compile: auto` makes of them, what they take with `false` and `true`.
 
 - {compilation(others)}
 - {counts(others, "eager", 1.25)}

@@ -81,8 +81,9 @@ _SINCE: Mapping[str, Mapping[int, str]] = {
     "onward.fused": {
         1: """
             Attention CTCGreedyMatches CTCLoss DequantizeBnb4 DequantizeLinear DequantizeNBits EmbeddingBag
-            Experts GatherReplicas Gelu LayerNormalization Linear LinearCrossEntropy MovingScale NanToNum OpenedMask
-            RMSNormalization RotaryEmbedding ScaleGradient Softplus StopGradient SwiGLU Swish Unpack VisibleRows
+            Experts GatherReplicas Gelu GroupNormalization LayerNormalization Linear LinearCrossEntropy MovingScale
+            NanToNum OpenedMask RMSNormalization RotaryEmbedding ScaleGradient Softplus StopGradient SwiGLU Swish
+            Unpack VisibleRows
         """,
     },
 }

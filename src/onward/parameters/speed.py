@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 FusionName = Literal[
     "attention",
     "normalization",
+    "group_normalization",
     "gelu",
     "swish",
     "swiglu",
@@ -65,9 +66,9 @@ class Speed:
         fuse: compute attention, norms, activations, rotary embeddings and the last linear layer with its loss in one
             call each where the model writes them out in many nodes; `onward inspect` lists them. What is exported
             never contains them.
-        fusions_off: fusions to leave out: `attention`, `normalization`, `gelu`, `swish`, `swiglu`,
-            `softplus`, `nan_to_num`, `rotary_embedding`, `cross_entropy`, `linear`, `joined_relu`, `pooled_relu`,
-            `experts`, `embedding_bag`.
+        fusions_off: fusions to leave out: `attention`, `normalization`, `group_normalization`, `gelu`, `swish`,
+            `swiglu`, `softplus`, `nan_to_num`, `rotary_embedding`, `cross_entropy`, `linear`, `joined_relu`,
+            `pooled_relu`, `experts`, `embedding_bag`.
         join_layers: where nothing is compiled, linear layers that read the same (queries, keys and values; gate and
             value) are one function that adds up the gradient of what they read in place. Their weights stay their
             own.

@@ -66,7 +66,9 @@ def test_without_a_compiler_of_cpp(
     found = choose("auto", linear_graph, CPU, {}, ALWAYS)
     assert not found.is_on
     assert found.note is not None
-    assert found.note.startswith("speed.compile: off, since no C++ compiler was found (neither 'g++' is on the PATH), which")
+    assert found.note.startswith(
+        "speed.compile: off, since no C++ compiler was found (neither 'g++' is on the PATH), which"
+    )
     with pytest.raises(ParametersError, match=r"speed.compile is true, but no C\+\+ compiler was found.*apt install g"):
         choose(True, linear_graph, CPU, {}, ALWAYS)
 

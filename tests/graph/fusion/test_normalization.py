@@ -116,4 +116,39 @@ def test_what_is_no_norm_stays(form: str) -> None:
     assert kinds(fused.graph) == {}
 
 
+STANDARD = (
+    "w = Reshape(weight, flat)\nm = ReduceMean<keepdims=0>(w, axes)\nm2 = ReduceMean(w, axes)\nc = Sub(w, m2)\n"
+    "q = Mul(c, c)\nv = ReduceMean<keepdims=0>(q, axes)\nn = BatchNormalization<epsilon=1e-3>(w, ones, zeros, m, v)\n"
+    "k = Reshape(n, kernel)\ny = Conv(x, k)"
+)
+OF_WEIGHTS = {
+    "weight": np.random.default_rng(4).normal(size=(5, 3, 2, 2)), "flat": np.array([1, 5, -1]),
+    "kernel": np.array([5, 3, 2, 2]), "axes": np.array([0, 2]), "ones": np.ones(5), "zeros": np.zeros(5),
+}  # fmt: skip
+
+
+def test_weights_that_are_standardized() -> None:
+    """As timm and BiT have them, by `batch_norm` without running statistics."""
+    model = parse("double[b,3,4,4] x", "double[b,5,h,w] y", STANDARD, OF_WEIGHTS)
+    x = torch.randn(2, 3, 4, 4, dtype=torch.float64)
+    _, fused = assert_fused(model, {"x": x}, {"layer_normalization": 1}, ("weight",))
+    weight = torch.from_numpy(OF_WEIGHTS["weight"])
+    standard = F.batch_norm(weight.reshape(1, 5, -1), None, None, training=True, eps=float(np.float32(1e-3)))
+    torch.testing.assert_close(fused(x).detach(), F.conv2d(x, standard.view_as(weight)), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("Mul(c, c)", "Mul(c, w)"),
+        ("c = Sub(w, m2)", "h = Neg(w)\nc = Sub(h, m2)"),
+        ("m = ReduceMean<keepdims=0>(w, axes)", "h = Neg(w)\nm = ReduceMean<keepdims=0>(h, axes)"),
+        ("(w, ones, zeros,", "(w, ones, ones,"),
+    ],
+)
+def test_weights_that_are_normalized_otherwise_stay(old: str, new: str) -> None:
+    model = parse("double[b,3,4,4] x", "double[b,5,h,w] y", STANDARD.replace(old, new), OF_WEIGHTS)
+    assert_fused(model, {"x": torch.randn(2, 3, 4, 4, dtype=torch.float64)}, {}, ("weight",))
+
+
 ROTATED = "double[b,3,8] x, double[one,3,8] cos, double[one,3,8] sin"

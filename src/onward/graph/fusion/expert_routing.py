@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import onnx_ir as ir
 
 from onward.graph.fusion.expert_axes import Atom, Axes, Derived, Meaning, axis_of, broadcast, labels, regroup
-from onward.graph.fusion.rewriting import Editor, producer
+from onward.graph.fusion.rewriting import Editor
 from onward.graph.nodes.known_values import Size, integer, integers
 
 _HOLDING_ANY_PLACE = (ir.DataType.INT32, ir.DataType.INT64, ir.DataType.FLOAT, ir.DataType.DOUBLE)
@@ -78,22 +77,12 @@ class RoutingReader:
 
     def is_zero(self, value: ir.Value | None) -> bool:
         """Whether a value holds zeros only."""
-        return self._filled_with(value) == 0.0
+        return self.facts.filled_with(value) == 0.0
 
     def is_lowest(self, value: ir.Value | None) -> bool:
         """Whether a value holds nothing but minus infinity, or what is as good."""
-        found = self._filled_with(value)
+        found = self.facts.filled_with(value)
         return found is not None and found < -1e30
-
-    def _filled_with(self, value: ir.Value | None) -> float | None:
-        """The one number that a value holds everywhere."""
-        node = producer(value, "Expand", "ConstantOfShape", "CastLike", "Cast")
-        if node is None:
-            return self.facts.number(value)
-        if node.op_type != "ConstantOfShape":
-            return self._filled_with(node.inputs[0])
-        filled = node.attributes.get("value")
-        return 0.0 if filled is None else float(np.ravel(filled.as_tensor().numpy())[0])
 
     # Movement: the same, with other axes.
 

@@ -15,13 +15,47 @@ LAYER, RMS = "layer_normalization", "rms_normalization"
 
 
 def fuse_normalization(editor: Editor) -> None:
-    """Replaces normalizations, wherever the root of a mean of squares is in the middle of one."""
+    """Replaces normalizations, wherever the root of a mean of squares is in the middle of one, and standardizations."""
+    for node in editor.nodes("BatchNormalization"):
+        _fuse_standardization(editor, node)
     for node in editor.nodes("Sqrt", "Pow"):
         if node.op_type == "Pow" and not (
             editor.facts.is_number(node.inputs[1], 0.5) or editor.facts.is_number(node.inputs[1], -0.5)
         ):
             continue
         _fuse_around(editor, node)
+
+
+def _fuse_standardization(editor: Editor, node: ir.Node) -> None:
+    """A batch normalization of one sample by its own statistics, as of the weights of a convolution (Qiao, 2019)."""
+    x, scale, bias, mean, variance = node.inputs
+    shape = None if x is None else editor.facts.shape(x)
+    if x is None or shape is None or len(shape) != 3 or shape[0] != 1 or node.name in editor.kept:
+        return
+    is_standard = [editor.facts.filled_with(given) for given in (scale, bias)] == [1.0, 0.0]
+    if not is_standard or integer(node, "training_mode", 0) or not _is_mean(editor, mean, x, keeps=0):
+        return
+    square = producer(variance, "ReduceMean")
+    factors = producer(None if square is None else square.inputs[0], "Mul")
+    centred = producer(None if factors is None else factors.inputs[0], "Sub")
+    if factors is None or centred is None or factors.inputs[0] is not factors.inputs[1] or centred.inputs[0] is not x:
+        return
+    if not _is_mean(editor, variance, factors.outputs[0], keeps=0):
+        return
+    if not _is_mean(editor, centred.inputs[1], x, keeps=1):
+        return
+    epsilon = node.attributes["epsilon"].as_float() if "epsilon" in node.attributes else 1e-5
+    output = editor.write("LayerNormalization", [x], node, fused=True, name=LAYER, axis=-1, epsilon=epsilon)
+    editor.replace(node.outputs[0], output, LAYER, 1, "of weights")
+
+
+def _is_mean(editor: Editor, value: ir.Value | None, x: ir.Value, keeps: int) -> bool:
+    """Whether a value is the mean of x [1, C, N] over all axes but that of the channels, which it keeps or not."""
+    mean = producer(value, "ReduceMean")
+    if mean is None or mean.inputs[0] is not x or integer(mean, "keepdims", 1) != keeps:
+        return False
+    axes = integers(mean, "axes") or (editor.facts.numbers(mean.inputs[1]) if len(mean.inputs) > 1 else None)
+    return axes is not None and {axis % 3 for axis in axes} in ({2}, {0, 2})
 
 
 def _fuse_around(editor: Editor, root: ir.Node) -> None:

@@ -15,6 +15,7 @@ from onward.graph.fusion import (
     cross_entropy,
     embedding_bag,
     experts,
+    group_normalization,
     linear,
     normalization,
     pooling,
@@ -27,6 +28,7 @@ from onward.graph.nodes.known_values import KnownValues, integer
 FUSIONS: Mapping[str, Callable[[Editor], None]] = {
     attention.KIND: attention.fuse_attention,
     "normalization": normalization.fuse_normalization,
+    group_normalization.KIND: group_normalization.fuse_group_normalization,
     activation.GELU: activation.fuse_gelu,
     activation.SWISH: activation.fuse_swish,
     activation.SWIGLU: activation.fuse_swiglu,

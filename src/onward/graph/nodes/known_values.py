@@ -106,6 +106,19 @@ class KnownValues:
             return None
         return tuple(int(n) for n in found.reshape(-1))
 
+    def filled_with(self, value: ir.Value | None) -> float | None:
+        """The one number that a value, of whatever size, holds everywhere."""
+        node = None if value is None else value.producer()
+        if node is not None and node.domain == "" and node.op_type in ("Expand", "Cast", "CastLike"):
+            return self.filled_with(node.inputs[0])
+        if node is not None and node.domain == "" and node.op_type == "ConstantOfShape":
+            filled = node.attributes.get("value")
+            return 0.0 if filled is None else float(np.ravel(filled.as_tensor().numpy())[0])
+        found = None if value is None else self.evaluate(value)
+        if found is None or not found.size or found.dtype.kind not in "iuf" or (found != found.flat[0]).any():
+            return None
+        return float(found.flat[0])
+
     def sizes(self, value: ir.Value) -> tuple[Size, ...] | None:
         """The entries of a value that is a shape, with the names of open dimensions."""
         found = self.evaluate(value)

@@ -34,7 +34,7 @@ def without_mean(X: Tensor, mean: Tensor, inverse_deviation: Tensor) -> Tensor |
     return X - mean.detach().reshape(-1, *[1] * (X.dim() - 2))
 
 
-def group_norm(X: Tensor, groups: int, scale: Tensor, bias: Tensor, epsilon: float) -> Tensor:
+def group_norm(X: Tensor, groups: int, scale: Tensor | None, bias: Tensor | None, epsilon: float) -> Tensor:
     """`torch.group_norm` of X [N, C, ...], with scale and bias [C]."""
     # F.group_norm would refuse a single value per group, which the standard allows.
     if not may_lose_digits(X):

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from onward.graph.fusion.rewriting import DOMAIN
 from onward.lowering.kernels import matmuls as products
+from onward.lowering.kernels.large_means import group_norm
 from onward.lowering.ops.activation import gelu, swish
 from onward.lowering.passes import is_plain, only_first_derivative
 from onward.lowering.registry import lowers
@@ -55,6 +56,16 @@ def layer_normalization(
     dtype = _widest(X, Scale, B)
     scale, bias = (None if p is None else p.to(dtype) for p in (Scale, B))
     return F.layer_norm(X.to(dtype), X.shape[axis:], scale, bias, epsilon)
+
+
+@lowers("GroupNormalization", domain=DOMAIN)
+def group_normalization(
+    X: Tensor, scale: Tensor | None = None, bias: Tensor | None = None, *, num_groups: int, epsilon: float = 1e-5
+) -> Tensor:
+    """Groups of the channels of X [N, C, ...] less their mean, by their deviation, times scale [C], plus bias [C]."""
+    dtype = _widest(X, scale, bias)
+    weight, offset = (None if p is None else p.to(dtype) for p in (scale, bias))
+    return group_norm(X.to(dtype), num_groups, weight, offset, epsilon)
 
 
 @lowers("RMSNormalization", domain=DOMAIN)

@@ -149,16 +149,15 @@ def instance_normalization(context: NodeContext, inputs: Known, outputs: Known) 
 @rule("GroupNormalization")
 def group_normalization(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     """Whole groups of channels, with their weights: one a channel from opset 21 on, before one a group."""
+    are_of_groups = context.node.domain == "" and context.version < 21
     channels, groups = context.shape(0)[1], int(context.attribute("num_groups"))
     cut = next(iter({**outputs, **inputs}.values()))
-    found = follow(
-        [Link({0: 1} if context.version < 21 else {0: 1, 1: 0, 2: 0}, {0: 1})], context, _data(inputs), outputs
-    )
+    found = follow([Link({0: 1} if are_of_groups else {0: 1, 1: 0, 2: 0}, {0: 1})], context, _data(inputs), outputs)
     count = units(cut.blocks, channels // groups)
     if count is None:
         raise CannotShardError(f"{context.name}: a group of channels would be split")
     of_groups = Sharding(0, tuple(block * groups // channels for block in cut.blocks))
-    weights = {1: of_groups, 2: of_groups} if context.version < 21 else {}
+    weights = {1: of_groups, 2: of_groups} if are_of_groups else {}
     return Assignment(
         inputs={**found.inputs, **weights},
         outputs=found.outputs,

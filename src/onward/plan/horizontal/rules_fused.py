@@ -16,12 +16,13 @@ from onward.plan.horizontal.cuts import (
     follow,
 )
 from onward.plan.horizontal.rules import rule
-from onward.plan.horizontal.rules_elementwise import elementwise, normalization_of_last_axes
+from onward.plan.horizontal.rules_elementwise import elementwise, group_normalization, normalization_of_last_axes
 from onward.plan.horizontal.rules_linear import attention
 from onward.plan.shards import Sharding
 
 rule("Gelu", "Swish", "SwiGLU", "Softplus", "NanToNum", "StopGradient", domains=(DOMAIN,))(elementwise)
 rule("LayerNormalization", "RMSNormalization", domains=(DOMAIN,))(normalization_of_last_axes)
+rule("GroupNormalization", domains=(DOMAIN,))(group_normalization)
 
 
 @rule("Linear", domains=(DOMAIN,))
