@@ -13,6 +13,7 @@ from torch import Tensor
 
 from onward.graph.fusion.contributed_experts import body_attributes
 from onward.graph.nodes.structure import MICROSOFT
+from onward.lowering.kernels.short_rows import softmax
 from onward.lowering.ops.fused_experts import experts
 from onward.lowering.registry import lowers
 
@@ -48,7 +49,7 @@ def mixture_of_experts(
     body: dict[str, Any] = dict(
         body_attributes(activation_type, has_fc3, swiglu_fusion, activation_alpha, activation_beta, swiglu_limit)
     )
-    shares, chosen = torch.softmax(router_probs, dim=-1).topk(k, dim=-1)
+    shares, chosen = softmax(router_probs, -1).topk(k, dim=-1)
     if normalize_routing_weights:
         shares = shares / shares.sum(dim=-1, keepdim=True)
     matrices = [fc1_experts_weights, *((fc3_experts_weights,) if has_fc3 else ()), fc2_experts_weights]

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from onward.lowering.kernels.short_rows import log_softmax
 from onward.lowering.registry import lowers
 
 NOTHING_IGNORED = -(2**40)
@@ -84,8 +85,9 @@ def _as_rows(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, torch.Size
 
 
 def _log_softmax(scores: Tensor) -> Tensor:
-    half = scores.dtype in (torch.float16, torch.bfloat16)
-    return torch.log_softmax(scores, 1, dtype=torch.float32 if half else None)
+    if scores.dtype in (torch.float16, torch.bfloat16):
+        return torch.log_softmax(scores, 1, dtype=torch.float32)
+    return log_softmax(scores, 1)
 
 
 def _likelihood_loss(

@@ -8,19 +8,20 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from onward.lowering.kernels import short_rows
 from onward.lowering.registry import lowers
 
 
 @lowers("Softmax", since=13)
 def softmax(input: Tensor, *, axis: int = -1) -> Tensor:
     """https://onnx.ai/onnx/operators/onnx__Softmax.html"""
-    return torch.softmax(input, axis)
+    return short_rows.softmax(input, axis)
 
 
 @lowers("LogSoftmax", since=13)
 def log_softmax(input: Tensor, *, axis: int = -1) -> Tensor:
     """https://onnx.ai/onnx/operators/onnx__LogSoftmax.html"""
-    return torch.log_softmax(input, axis)
+    return short_rows.log_softmax(input, axis)
 
 
 @lowers("Hardmax", since=13)
