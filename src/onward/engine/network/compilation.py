@@ -110,7 +110,9 @@ def options_for_cpus() -> dict[str, Any]:
     """
     from torch._inductor import config  # takes a second to import
 
-    options: dict[str, Any] = {"cpp_wrapper": True}
+    from onward.engine.network.recomputed_masks import RecomputedMasks
+
+    options: dict[str, Any] = {"cpp_wrapper": True, "joint_custom_post_pass": RecomputedMasks()}
     lanes = {"AVX512": (16, 8), "AVX2": (8,)}.get(torch.backends.cpu.get_cpu_capability(), ())
     is_widest = 16 in lanes or not torch.cpu._is_avx512_supported()
     library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"

@@ -19,16 +19,16 @@ LEAST_ELEMENTS = 4096
 
 def softmax(x: Tensor, axis: int) -> Tensor:
     """`torch.softmax(x, axis)`, equal to 2 units in the last place."""
-    return _Softmax.apply(x) if _is_short(x, axis) else torch.softmax(x, axis)  # type: ignore[no-any-return, no-untyped-call]
+    return _Softmax.apply(x) if _is_short(x, axis) else torch.softmax(x, axis)  # type: ignore[no-untyped-call]
 
 
 def log_softmax(x: Tensor, axis: int) -> Tensor:
     """`torch.log_softmax(x, axis)`, equal to 2 units in the last place of its largest term."""
-    return _LogSoftmax.apply(x) if _is_short(x, axis) else torch.log_softmax(x, axis)  # type: ignore[no-any-return, no-untyped-call]
+    return _LogSoftmax.apply(x) if _is_short(x, axis) else torch.log_softmax(x, axis)  # type: ignore[no-untyped-call]
 
 
 def _is_short(x: Tensor, axis: int) -> bool:
-    """Whether torch computes it number by number; it asks for sizes last, which an answer would fix where one is open."""
+    """Whether torch computes it number by number; sizes are asked for last, since an answer fixes an open one."""
     if torch.compiler.is_compiling() or not (x.is_cpu and is_plain(x)) or torch.is_autocast_enabled("cpu"):
         return False
     if x.dtype not in (torch.float32, torch.float64) or axis not in (-1, x.dim() - 1) or x.numel() < LEAST_ELEMENTS:

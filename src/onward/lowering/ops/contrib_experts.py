@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from onward.graph.fusion.contributed_experts import body_attributes
