@@ -43,9 +43,6 @@ LARGEST_SLOWER_SHARE = 0.1
 LEAST_SAVED_SHARE = 0.125
 """Of an update's estimated time, what compiled code must save for `auto` to compile on a CPU."""
 
-LEAST_SAVED_SHARE_OF_SHORT_ROWS = 0.35
-"""The same for networks most of whose values have rows shorter than 32: what they gain is foretold less well."""
-
 LEAST_SECONDS = 120.0
 """What it must save in a run, estimated for one core: several times what compiling costs (10 to 60 s)."""
 
@@ -107,8 +104,7 @@ def choose(
     if gain.slower_share > LARGEST_SLOWER_SHARE:
         dearest = sorted(gain.slower_seconds, key=gain.slower_seconds.__getitem__)[-3:]
         return _off(f"a model with {' and '.join(sorted(dearest))} runs slower compiled")
-    is_narrow = gain.short_row_share > 0.5
-    if gain.saved_share < (LEAST_SAVED_SHARE_OF_SHORT_ROWS if is_narrow else LEAST_SAVED_SHARE):
+    if gain.saved_share < LEAST_SAVED_SHARE:
         return _off("compiling gains too little")
     if gain.saved_seconds * step_count < LEAST_SECONDS:
         return _off("compiling takes longer than it saves in this run")

@@ -4,7 +4,7 @@ torch's compiler joins into one."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -21,28 +21,19 @@ _REDUCTIONS = frozenset({
 })  # fmt: skip
 
 _JOINED = operators_with(Fact.UNARY) | _BROADCASTING | _REDUCTIONS | {
-    "Clip", "Concat", "Dropout", "Gelu", "LayerNormalization", "Pad", "RMSNormalization", "RotaryEmbedding", "Slice",
-    "SwiGLU",
+    "Clip", "Concat", "Dropout", "Gelu", "LayerNormalization", "LogSoftmax", "Pad", "RMSNormalization",
+    "RotaryEmbedding", "Slice", "Softmax", "SwiGLU",
 }  # fmt: skip
 """What the compiler joins with its neighbors into one pass over memory."""
 
 _KERNELS = {"RMSNormalization": 3, "RotaryEmbedding": 3, "SwiGLU": 2}
 """Operators that torch computes by several kernels, each of which passes over the values; others take one."""
 
-_SOFTMAXES = frozenset({"LogSoftmax", "Softmax"})
-
 _SLOWER = operators_with(Fact.CONVOLUTION) | {
     "AveragePool", "CumProd", "CumSum", "EmbeddingBag", "MaxPool", "Scatter", "ScatterElements", "ScatterND", "TopK",
     "Unique",
 }  # fmt: skip
 """What a CPU computes as fast or slower in compiled code: sorts with running sums took twice as long."""
-
-_SHORT_ROW = 32
-"""Elements of fp32 in two of a CPU's widest vectors. Softmaxes and reductions of shorter rows take longer compiled: a
-network with a softmax over six neighbors 1.3 times as long, one with means of rows of 24 1.6 times."""
-
-_SHORT_ROW_FACTOR = 8
-"""How many times the time of its bytes a sum over short rows takes: measured 10 for a softmax over six."""
 
 _PASSES = 3
 """Over the values of a node: one forward, and about two backward."""
@@ -60,13 +51,11 @@ class CompilationGain:
         saved_seconds: what passes over memory take that compiled code would not make.
         slower_seconds: kind of operator -> what its nodes take that compiled code computes more slowly. Of a Transpose
             that moves the last axis, what joined operators take to read it: their rows are no vectors in memory.
-        short_row_share: of the bytes that joined operators move, what is in rows of less than 32 elements.
     """
 
     seconds: float
     saved_seconds: float
     slower_seconds: Mapping[str, float]
-    short_row_share: float = 0.0
 
     @property
     def saved_share(self) -> float:
@@ -94,20 +83,16 @@ def estimate_gain(graph: TrainingGraph, costs: GraphCosts) -> CompilationGain:
         products = cost.forward + cost.backward_input + cost.backward_weight
         taken = _seconds_to_move(_moved_bytes(node, costs)) + products / _OPERATIONS_PER_SECOND
         seconds += taken
-        if node.op_type in _SLOWER or _sums_for_weights(node, graph.weights, costs):
+        if node.op_type in _SLOWER:
             slower[node.op_type] += taken
-        elif _goes_by_short_rows(node, costs):
-            slower[node.op_type] += _SHORT_ROW_FACTOR * taken
         elif _moves_last_axis(node):
             readers = sum(user in joined for user, _ in node.outputs[0].uses())
             slower[node.op_type] += readers * _seconds_to_move(_bytes_of(node.outputs[0], costs))
     moved_bytes = sum(_moved_bytes(node, costs) for node in joined)
-    in_short_rows = sum(_moved_bytes(node, costs) for node in joined if _row_size(node, costs) < _SHORT_ROW)
     return CompilationGain(
         seconds=seconds,
         saved_seconds=_seconds_to_move(max(0.0, moved_bytes - _crossing_bytes(joined, costs))),
         slower_seconds={kind: one for kind, one in slower.items() if one},
-        short_row_share=in_short_rows / moved_bytes if moved_bytes else 0.0,
     )
 
 
@@ -123,12 +108,6 @@ def _bytes_of(value: ir.Value, costs: GraphCosts) -> float:
     return costs.value_bytes.get(str(value.name), 0.0)
 
 
-def _row_size(node: ir.Node, costs: GraphCosts) -> int:
-    """Of the values that a node reads and computes, the largest."""
-    values = (*node.inputs, *node.outputs)
-    return max((costs.row_sizes.get(str(value.name), 1) for value in values if value is not None), default=1)
-
-
 def _crossing_bytes(joined: set[ir.Node], costs: GraphCosts) -> float:
     """What joined operators as a whole read and write in a pass forward."""
     read = {value for node in joined for value in node.inputs if value is not None and value.producer() not in joined}
@@ -139,28 +118,6 @@ def _crossing_bytes(joined: set[ir.Node], costs: GraphCosts) -> float:
         if value.is_graph_output() or any(user not in joined for user, _ in value.uses())
     }
     return sum(_bytes_of(value, costs) for value in (*read, *written))
-
-
-def _goes_by_short_rows(node: ir.Node, costs: GraphCosts) -> bool:
-    """Whether it computes a sum over each row of what it reads."""
-    if node.op_type not in _SOFTMAXES | _REDUCTIONS:
-        return False
-    rows, result = node.inputs[0], node.outputs[0]
-    assert rows is not None
-    row_size = costs.row_sizes.get(str(rows.name), 1)
-    is_of_rows = node.op_type in _SOFTMAXES or _bytes_of(result, costs) * row_size == _bytes_of(rows, costs)
-    return is_of_rows and 1 < row_size < _SHORT_ROW
-
-
-def _sums_for_weights(node: ir.Node, weights: Collection[str], costs: GraphCosts) -> bool:
-    """Whether it repeats a weight, whose gradient is a sum over rows: compiled code adds up element by element.
-
-    A MobileBERT, whose norms are products with a vector, took 1.5 times as long.
-    """
-    if node.op_type not in _BROADCASTING:
-        return False
-    names = {str(value.name) for value in node.inputs if value is not None and value.name in weights}
-    return any(costs.weight_bytes.get(name, 0) < _bytes_of(node.outputs[0], costs) for name in names)
 
 
 def _moves_last_axis(node: ir.Node) -> bool:

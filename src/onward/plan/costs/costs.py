@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -82,7 +82,6 @@ class GraphCosts:
         uncounted: nodes whose operations are guessed or left out: sizes that depend on values, nested graphs,
             operators outside the standard.
         guessed: those of them with matmuls whose sizes are guessed.
-        row_sizes: of every value, the size of its last axis; 1: it has none.
     """
 
     nodes: Mapping[str, NodeCost]
@@ -90,7 +89,6 @@ class GraphCosts:
     weight_bytes: Mapping[str, int]
     uncounted: frozenset[str] = frozenset()
     guessed: frozenset[str] = frozenset()
-    row_sizes: Mapping[str, int] = field(default_factory=dict)
 
     def total(self, nodes: Iterable[str]) -> NodeCost:
         """What some nodes cost together."""
@@ -118,9 +116,7 @@ def measure_costs(
     found = _Shapes(graph, sizes, shapes or {})
     kept = _kept_values(roles)
     nodes = {node_id(node): _cost_of(node, roles, found, kept) for node in roles.nodes}
-    made = [value for node in roles.nodes for value in node.outputs if value.name]
-    value_bytes = {str(value.name): found.bytes(value) for value in made}
-    row_sizes = {str(value.name): (1, *found.of(value))[-1] for value in made}
+    value_bytes = {str(value.name): found.bytes(value) for node in roles.nodes for value in node.outputs if value.name}
     initializers = graph.model.graph.initializers
     weight_bytes = {
         name: initializers[name].const_value.nbytes  # type: ignore[union-attr]
@@ -135,7 +131,6 @@ def measure_costs(
         nodes=nodes,
         value_bytes=value_bytes,
         weight_bytes=weight_bytes,
-        row_sizes=row_sizes,
         uncounted=uncounted,
         guessed=guessed,
     )
