@@ -97,10 +97,6 @@ HELD_OUT = (
         "focalnet", "FocalNetForImageClassification", image_size=64, embed_dim=32, depths=[2, 2], hidden_sizes=[32, 64],
         focal_levels=[2, 2], focal_windows=[3, 3],
     ),
-    _vision(
-        "levit", "LevitForImageClassification", image_size=64, hidden_sizes=[32, 48, 64], depths=[2, 2, 2],
-        num_attention_heads=[2, 3, 4], key_dim=[16, 16, 16],
-    ),
     _vision("bit", "BitForImageClassification", embedding_size=16, hidden_sizes=[32, 64], depths=[2, 2], num_groups=8),
     _vision("swiftformer", "SwiftFormerForImageClassification", image_size=64, depths=[1, 1], embed_dims=[32, 64]),
     _vision("mobilenet_v1", "MobileNetV1ForImageClassification", image_size=64, depth_multiplier=0.25, min_depth=8),
