@@ -16,6 +16,7 @@ from torch import Tensor
 from onward.lowering.kernels import average_pooling, max_pooling
 from onward.lowering.kernels.attention import attend
 from onward.lowering.kernels.bounds import clamp
+from onward.lowering.kernels.short_rows import log_softmax, softmax
 from onward.lowering.kernels.thin_products import multiply_thin
 from onward.lowering.ops import fused
 from onward.lowering.ops.fused_cross_entropy import linear_cross_entropy
@@ -116,6 +117,10 @@ WINDOWS = ((3, 3), (2, 2), (1, 1), (1, 1))
 EXAMPLES: Mapping[str, tuple[str, Example]] = {
     "bounds": ("kernels.bounds._Clamp", Example(
         lambda x: clamp(x, -0.5, 0.6), lambda x: torch.clamp(x, -0.5, 0.6), [(6, 5)], second=True, rows=(0,))),
+    "softmax of short rows": ("kernels.short_rows._Softmax", Example(
+        lambda x: softmax(x, -1), lambda x: torch.softmax(x, -1), [(6, 5)], second=True, rows=(0,))),
+    "log-softmax of short rows": ("kernels.short_rows._LogSoftmax", Example(
+        lambda x: log_softmax(x, -1), lambda x: torch.log_softmax(x, -1), [(6, 5)], second=True, rows=(0,))),
     "outer products": ("kernels.thin_products._Thin", Example(
         lambda a, b: _or(multiply_thin(a, b), a, b), torch.matmul, [(4, 3, 1), (4, 1, 2)], second=True, rows=(0, 1))),
     "matrices and vectors": ("kernels.thin_products._Thin", Example(
