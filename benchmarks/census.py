@@ -168,7 +168,8 @@ def main() -> None:
         rows[name] = row
         write_rows(kept, rows, order)
     if options.page:
-        PAGE.write_text(page(read_rows(ROWS), read_rows(HELD_OUT_ROWS), census_networks.LEFT_OUT))
+        rows = read_rows(ROWS if options.held_out else kept)
+        PAGE.write_text(page(rows, read_rows(HELD_OUT_ROWS), census_networks.LEFT_OUT))
 
 
 if __name__ == "__main__":

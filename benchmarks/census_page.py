@@ -136,7 +136,8 @@ is nearer to float64 than eager's.
 ## Held out
 
 Networks that no limit or kernel of onward was chosen by (`benchmarks/census_held_out.py`), measured in the same way;
-beside what `speed.compile: auto` makes of them, what they take with `false` and `true`.
+beside what `speed.compile: auto` makes of them, what they take with `false` and `true`. `bit` and `patchtsmixer` were
+such until what made them slow was mended.
 
 - {compilation(others)}
 - {counts(others, "eager", 1.25)}

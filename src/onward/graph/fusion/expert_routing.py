@@ -104,7 +104,7 @@ class RoutingReader:
         return None if source is None or axes is None else source.having(axes)
 
     def _unsqueeze(self, node: ir.Node, value: ir.Value) -> Meaning | None:
-        source, places = self.meaning(node.inputs[0]), self._places_of(node, 1)
+        source, places = self.meaning(node.inputs[0]), self.facts.axes(node)
         if source is None or places is None:
             return None
         axes = list(source.axes)
@@ -114,19 +114,13 @@ class RoutingReader:
         return source.having(tuple(axes))
 
     def _squeeze(self, node: ir.Node, value: ir.Value) -> Meaning | None:
-        source, places = self.meaning(node.inputs[0]), self._places_of(node, 1)
+        source, places = self.meaning(node.inputs[0]), self.facts.axes(node)
         if source is None or places is None:
             return None
         gone = {p % len(source.axes) for p in places}
         if any(source.axes[p] for p in gone):
             return None
         return source.having(tuple(group for i, group in enumerate(source.axes) if i not in gone))
-
-    def _places_of(self, node: ir.Node, index: int) -> tuple[int, ...] | None:
-        """The axes that a node names by an input or, before opset 13, by an attribute."""
-        if len(node.inputs) > index and node.inputs[index] is not None:
-            return self.facts.numbers(node.inputs[index])
-        return integers(node, "axes")
 
     def _transpose(self, node: ir.Node, value: ir.Value) -> Meaning | None:
         source = self.meaning(node.inputs[0])
@@ -242,7 +236,7 @@ class RoutingReader:
 
     def summed(self, node: ir.Node, source: Meaning) -> Meaning | None:
         """A sum over axes: which labels go, and what is left."""
-        places = self._places_of(node, 1)
+        places = self.facts.axes(node)
         if places is None:
             return None
         gone = {p % len(source.axes) for p in places}

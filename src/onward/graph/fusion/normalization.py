@@ -9,7 +9,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onward.graph.fusion.rewriting import Editor, other_input, producer, readers
-from onward.graph.nodes.known_values import integer, integers
+from onward.graph.nodes.known_values import integer
 
 LAYER, RMS = "layer_normalization", "rms_normalization"
 
@@ -54,7 +54,7 @@ def _is_mean(editor: Editor, value: ir.Value | None, x: ir.Value, keeps: int) ->
     mean = producer(value, "ReduceMean")
     if mean is None or mean.inputs[0] is not x or integer(mean, "keepdims", 1) != keeps:
         return False
-    axes = integers(mean, "axes") or (editor.facts.numbers(mean.inputs[1]) if len(mean.inputs) > 1 else None)
+    axes = editor.facts.axes(mean)
     return axes is not None and {axis % 3 for axis in axes} in ({2}, {0, 2})
 
 
@@ -113,9 +113,7 @@ def _reduced_axes(editor: Editor, mean: ir.Node) -> int | None:
     """Over how many last axes a mean goes that keeps them as 1; None if it goes over others."""
     source = mean.inputs[0]
     rank = None if source is None else editor.facts.rank(source)
-    axes = integers(mean, "axes")
-    if axes is None and len(mean.inputs) > 1:
-        axes = editor.facts.numbers(mean.inputs[1])
+    axes = editor.facts.axes(mean)
     if not axes or not integer(mean, "keepdims", 1):
         return None
     if axes in ((-1,), (-2, -1), (-3, -2, -1)):

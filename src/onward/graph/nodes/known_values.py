@@ -106,6 +106,12 @@ class KnownValues:
             return None
         return tuple(int(n) for n in found.reshape(-1))
 
+    def axes(self, node: ir.Node) -> tuple[int, ...] | None:
+        """The axes that a node names by its second input or, in earlier opsets, by an attribute."""
+        if len(node.inputs) > 1 and node.inputs[1] is not None:
+            return self.numbers(node.inputs[1])
+        return integers(node, "axes")
+
     def filled_with(self, value: ir.Value | None) -> float | None:
         """The one number that a value, of whatever size, holds everywhere."""
         node = None if value is None else value.producer()

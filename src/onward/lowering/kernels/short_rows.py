@@ -18,12 +18,12 @@ LEAST_ELEMENTS = 4096
 
 
 def softmax(x: Tensor, axis: int) -> Tensor:
-    """`torch.softmax(x, axis)`, equal to 2 units in the last place."""
+    """`torch.softmax(x, axis)`, equal to 4 units in the last place."""
     return _Softmax.apply(x) if _is_short(x, axis) else torch.softmax(x, axis)  # type: ignore[no-untyped-call]
 
 
 def log_softmax(x: Tensor, axis: int) -> Tensor:
-    """`torch.log_softmax(x, axis)`, equal to 2 units in the last place of its largest term."""
+    """`torch.log_softmax(x, axis)`, equal to 4 units in the last place of its largest term."""
     return _LogSoftmax.apply(x) if _is_short(x, axis) else torch.log_softmax(x, axis)  # type: ignore[no-untyped-call]
 
 
