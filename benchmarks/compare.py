@@ -160,6 +160,7 @@ def _race(
             answer = runner.ask(f"steps {steps}")
             if answer is not None:
                 found[way].rounds.append(statistics.median(answer["cpu" if on_cpu else "wall"]))
+                print(f"{task.model} {way}: {1e3 * found[way].rounds[-1]:.1f} ms a step", file=sys.stderr, flush=True)
                 found[way].losses += answer["losses"]
     for way, runner in runners.items():
         memory = runner.ask("memory") if way != "product" else None

@@ -16,6 +16,7 @@ from torch import Tensor
 from onward.lowering.kernels import average_pooling, max_pooling
 from onward.lowering.kernels.attention import attend
 from onward.lowering.kernels.bounds import clamp
+from onward.lowering.kernels.joint_casts import cast_together
 from onward.lowering.kernels.short_rows import log_softmax, softmax
 from onward.lowering.kernels.thin_products import multiply_thin
 from onward.lowering.ops import fused
@@ -119,6 +120,9 @@ EXAMPLES: Mapping[str, tuple[str, Example]] = {
         lambda x: clamp(x, -0.5, 0.6), lambda x: torch.clamp(x, -0.5, 0.6), [(6, 5)], second=True, rows=(0,))),
     "softmax of short rows": ("kernels.short_rows._Softmax", Example(
         lambda x: softmax(x, -1), lambda x: torch.softmax(x, -1), [(6, 5)], second=True, rows=(0,))),
+    "casts of several weights": ("kernels.joint_casts._JointCast", Example(
+        lambda x, y: torch.outer(*cast_together((x, y), torch.complex128)).real, torch.outer, [(3,), (4,)],
+        second=True)),
     "log-softmax of short rows": ("kernels.short_rows._LogSoftmax", Example(
         lambda x: log_softmax(x, -1), lambda x: torch.log_softmax(x, -1), [(6, 5)], second=True, rows=(0,))),
     "outer products": ("kernels.thin_products._Thin", Example(

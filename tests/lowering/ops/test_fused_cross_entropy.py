@@ -50,6 +50,36 @@ def test_small_logits_are_differentiated_at_once(ignored: int, monkeypatch: pyte
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12, equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("rows_are_classes", [1, 0])
+@pytest.mark.parametrize("in_chunks", [True, False])
+def test_rows_of_logits_that_are_aligned_change_nothing(
+    dtype: torch.dtype, has_bias: bool, rows_are_classes: int, in_chunks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where classes are added up to a multiple of 16 bytes."""
+    rows, classes, width = 300, 13, 8
+    monkeypatch.setattr(fused_cross_entropy, "SMALL_BYTES", 0 if in_chunks else 2**20)
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, classes, (rows,), generator=generator)
+    shape = (classes, width) if rows_are_classes else (width, classes)
+    drawn = [torch.randint(-4, 5, of, generator=generator) / 8 for of in ((rows, width), shape, (classes,))]
+    found = []
+    for alignment in (1, 16):
+        monkeypatch.setitem(fused_cross_entropy.ALIGNED_BYTES, "cpu", alignment)
+        inputs = [tensor.to(dtype).requires_grad_() for tensor in drawn[: 2 + has_bias]]
+        hidden, weight, *bias = inputs
+        loss = fused_cross_entropy.linear_cross_entropy(
+            hidden, weight, labels, bias=bias[0] if bias else None, rows_are_classes=rows_are_classes
+        )
+        assert ("_Chunked" in type(loss.grad_fn).__name__) == in_chunks
+        found.append((loss, *torch.autograd.grad(loss, inputs)))
+    # Products of the gradient are summed in another order; in bf16 they round to one step more or less.
+    bound = 1e-6 if dtype == torch.float32 else 2**-7
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=bound, atol=bound * float(one.detach().abs().max()))
+
+
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's compiler does that
 def test_chunks_are_compiled_without_a_graph_break(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two chunks of 256 rows, forward and backward; the gradients are those of eager code."""

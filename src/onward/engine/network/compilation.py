@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import textwrap
 import traceback
+import warnings
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from pathlib import Path
@@ -151,7 +152,9 @@ class _CompiledGraph:
         # Inside of DDP torch would cut the code again, at its buckets: segments are small enough. And it would compile
         # the backward pass in that pass, where nothing else can be run in its place if it fails.
         at_once = torch._functorch.config.patch(force_non_lazy_backward_lowering=True)
-        with torch._dynamo.config.patch(optimize_ddp=False), at_once:
+        with torch._dynamo.config.patch(optimize_ddp=False), at_once, warnings.catch_warnings():
+            # The compiler's advice is about calls of torch; as errors, if warnings are, it would end the compilation.
+            warnings.filterwarnings("ignore", module=r"torch\._(dynamo|functorch|inductor)")
             results: tuple[Any, ...] = self._compiled(*arguments)
         self.is_compiled = True
         return results

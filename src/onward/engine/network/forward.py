@@ -16,6 +16,7 @@ from onward.engine.network.precision import Precision
 from onward.graph.distillation.adding import PREFIX as TEACHER
 from onward.lowering.building.segments import SegmentedProgram, run_segments, split_program
 from onward.lowering.building.specialization import specialize
+from onward.lowering.kernels.joint_casts import cast_together
 from onward.lowering.kernels.rematerialize import with_rematerialization
 from onward.lowering.module import OnnxModule
 from onward.lowering.program import Program
@@ -105,18 +106,29 @@ class Forward:
             run = Pass(program, self.network.training, device, self._tensors, self.cast)
             lowered = {name: self._lower_unless_exact(name, value) for name, value in inputs.items()}
             if self._is_separate:
-                weights = {name: self.cast(name, self.net.weights[name]) for name in self._weights}
+                weights = self.cast({name: self.net.weights[name] for name in self._weights})
                 results = run_segments(program, run.training, device, lowered, {**weights, **self._tensors})
             else:
                 results = self.module(run, lowered)
         return dict(zip(self.outputs, results, strict=True))
 
-    def cast(self, name: str, weight: torch.Tensor) -> torch.Tensor:
-        """A weight as the pass computes with it: in the graph's own type, or in that of mixed precision."""
-        dtype = self._graph_dtypes.get(name)
-        lowered = self._lower_unless_exact(name, weight) if dtype is None else weight.to(dtype)
+    def cast(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Weights by name as the pass computes with them: in the graph's own types, or in that of mixed precision."""
+        lowered: dict[str, torch.Tensor] = {}
+        by_type: dict[torch.dtype, dict[str, torch.Tensor]] = {}
+        for name, weight in weights.items():
+            dtype = self._graph_dtypes.get(name)
+            if dtype is None and weight.requires_grad and name not in self._exact:
+                dtype = self.precision.type_of(weight)
+            if dtype is None:
+                lowered[name] = self._lower_unless_exact(name, weight)
+            else:
+                by_type.setdefault(dtype, {})[name] = weight
+        for dtype, together in by_type.items():
+            lowered |= zip(together, cast_together(tuple(together.values()), dtype), strict=True)
         if self._note_cast is not None:
-            self._note_cast(weight, lowered)
+            for name, weight in weights.items():
+                self._note_cast(weight, lowered[name])
         return lowered
 
     @property
@@ -153,11 +165,11 @@ class Forward:
 
     def _example_weights(self) -> dict[str, torch.Tensor]:
         """Tensors of one number's memory, of the shapes and types that all weights have in the pass."""
-        examples = {}
-        for name in self._weights:
-            weight = self.net.weights[name]
-            example = self.cast(name, torch.empty((), dtype=weight.dtype, device=self.net.device))
-            examples[name] = example.expand(weight.shape)
+        weights = {name: self.net.weights[name] for name in self._weights}
+        numbers = self.cast(
+            {name: torch.empty((), dtype=w.dtype, device=self.net.device) for name, w in weights.items()}
+        )
+        examples = {name: numbers[name].expand(weight.shape) for name, weight in weights.items()}
         for name in self._frozen & self._tensors.keys():
             frozen = self._tensors[name]
             examples[name] = torch.empty((), dtype=frozen.dtype, device=frozen.device).expand(frozen.shape)

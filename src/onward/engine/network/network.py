@@ -33,7 +33,7 @@ class Pass:
         training: whether dropout and batch statistics are on.
         device: where it runs.
         tensors: all that the code reads and that is no weight of the network: constants, running statistics.
-        cast: (name, weight) -> the weight as the pass computes with it.
+        cast: name -> weight to name -> the weight as the pass computes with it.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Pass:
         training: bool,
         device: torch.device,
         tensors: Mapping[str, torch.Tensor],
-        cast: Callable[[str, torch.Tensor], torch.Tensor],
+        cast: Callable[[Mapping[str, torch.Tensor]], dict[str, torch.Tensor]],
     ) -> None:
         self.program = program
         self.training = training
@@ -54,7 +54,7 @@ class Pass:
         """Runs the code of a segment; weights that it does not read are left alone."""
         code = self.program.segments[segment]
         read = {name: self.tensors[name] for name in code.tensors if name in self.tensors}
-        read |= {name: self.cast(name, weights[name]) for name in code.tensors if name in weights}
+        read |= self.cast({name: weights[name] for name in code.tensors if name in weights})
         return code(self.training, self.device, values, read)
 
 
@@ -178,7 +178,7 @@ class Network(nn.Module):
         for home in (self.shared, *self.segments):
             assert isinstance(home, Segment)
             if name in home.weight_names:
-                return run.cast(name, home.find_parameter(name))
+                return run.cast({name: home.find_parameter(name)})[name]
         raise KeyError(name)
 
 

@@ -57,13 +57,18 @@ class Precision:
         # Copies of the weights are made once a pass, before it; autocast's own cache would hold them twice.
         return torch.autocast(device.type, dtype=self.dtype, cache_enabled=False)
 
+    def type_of(self, tensor: torch.Tensor) -> torch.dtype | None:
+        """The type that a tensor is computed in; None: its own."""
+        return self.dtype if tensor.dtype in (torch.float32, torch.float64) else None
+
     def lower(self, tensor: torch.Tensor) -> torch.Tensor:
         """A float tensor in the computing type, finite numbers kept finite; anything else as it is."""
-        if self.dtype is None or tensor.dtype not in (torch.float32, torch.float64):
+        dtype = self.type_of(tensor)
+        if dtype is None:
             return tensor
         if tensor.requires_grad:
-            return tensor.to(self.dtype)
-        lowered = torch.empty_like(tensor, dtype=self.dtype, memory_format=torch.contiguous_format)
+            return tensor.to(dtype)
+        lowered = torch.empty_like(tensor, dtype=dtype, memory_format=torch.contiguous_format)
         # Part by part: temporary tensors of a large embedding would take several times its memory.
         target, source = lowered.view(-1), tensor.reshape(-1)
         for start in range(0, tensor.numel(), PART):

@@ -29,7 +29,7 @@ def bit_shift(X: Tensor, Y: Tensor, *, direction: str) -> Tensor:
 
 
 for _op_type, _function in (("And", torch.bitwise_and), ("Or", torch.bitwise_or), ("Xor", torch.bitwise_xor)):
-    lowers(f"Bitwise{_op_type}", since=18, inputs=("A", "B"))(_function)
+    lowers(f"Bitwise{_op_type}", since=18, inputs=("A", "B"))(unsigned("wraps")(_function))
 
 
 @lowers("BitwiseNot", since=18)

@@ -17,7 +17,6 @@ from onward.lowering.kernels.average_pooling import pool_average
 from onward.lowering.kernels.max_pooling import pool_max
 from onward.lowering.kernels.rematerialize import saved_tensor_hook
 from onward.lowering.kernels.windows import Windows, check_length, lay_windows, pad_spatial, split_pads
-from onward.lowering.ops.convolution import convolve
 from onward.lowering.registry import lowers
 
 _MAX_POOL: dict[int, Any] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
@@ -152,10 +151,12 @@ def _sum_windows(X: Tensor, windows: Windows) -> Tensor:
     padded = pad_spatial(X, windows.begin, windows.covering_end(X.shape[2:]))
     if pool is not None and set(windows.dilation) == {1}:
         return pool(padded, windows.kernel, windows.stride) * math.prod(windows.kernel)
-    ones = torch.ones((1, 1, *windows.kernel), dtype=X.dtype, device=X.device)
-    flat = padded.flatten(0, 1).unsqueeze(1)
-    sums = convolve(flat, ones, None, windows.stride, (0,) * len(windows.kernel), windows.dilation, 1)
-    return sums.reshape(*X.shape[:2], *windows.sizes)
+    # Axis by axis; a convolution with ones would round what it sums up to TF32 on a GPU.
+    for axis, (size, stride, dilation) in enumerate(
+        zip(windows.kernel, windows.stride, windows.dilation, strict=True), 2
+    ):
+        padded = padded.unfold(axis, (size - 1) * dilation + 1, stride)[..., ::dilation].sum(-1)
+    return padded
 
 
 def _window_counts(X: Tensor, windows: Windows, include_padding: bool) -> Tensor:

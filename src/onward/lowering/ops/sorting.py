@@ -7,6 +7,7 @@ from torch import Tensor
 
 from onward.lowering.kernels.host import HostValue
 from onward.lowering.kernels.host import flatten as numbers_of
+from onward.lowering.kernels.unsigned import narrow_ordered, widen_ordered
 from onward.lowering.ops.movement import normalize_axis
 from onward.lowering.registry import lowers
 
@@ -41,10 +42,9 @@ def _first_of_sorted(X: Tensor, k: int, axis: int, largest: bool, has_places: bo
     if not 0 <= k <= X.shape[axis]:
         raise ValueError(f"k = {k} is out of range for axis {axis} of size {X.shape[axis]}.")
     # torch.topk breaks ties as it likes; a stable sort keeps the order of equal values.
-    keys = X.to(torch.int64) if X.dtype in (torch.uint16, torch.uint32) else X
     is_stable = has_places or k < X.shape[axis]
-    values, indices = torch.sort(keys, dim=axis, descending=largest, stable=is_stable)
-    return values.narrow(axis, 0, k).to(X.dtype), indices.narrow(axis, 0, k)
+    values, indices = torch.sort(widen_ordered(X), dim=axis, descending=largest, stable=is_stable)
+    return narrow_ordered(values.narrow(axis, 0, k), X.dtype), indices.narrow(axis, 0, k)
 
 
 @lowers("Unique", since=11)
@@ -52,7 +52,9 @@ def unique(X: Tensor, *, axis: int | None = None, sorted: int = 1, output_count:
     """https://onnx.ai/onnx/operators/onnx__Unique.html; values, first occurrences, inverse, counts."""
     along = 0 if axis is None else normalize_axis(axis, X.dim())
     data = X.reshape(-1) if axis is None else X
-    _, inverse, counts = torch.unique(data.detach(), sorted=True, return_inverse=True, return_counts=True, dim=along)
+    _, inverse, counts = torch.unique(
+        widen_ordered(data.detach()), sorted=True, return_inverse=True, return_counts=True, dim=along
+    )
     places = torch.arange(inverse.numel(), device=X.device)
     first = torch.full_like(counts, inverse.numel()).scatter_reduce(0, inverse, places, "amin")
     if not sorted:
