@@ -113,7 +113,12 @@ def options_for_cpus() -> dict[str, Any]:
 
     from onward.engine.network.recomputed_masks import RecomputedMasks
 
-    options: dict[str, Any] = {"cpp_wrapper": True, "joint_custom_post_pass": RecomputedMasks()}
+    options: dict[str, Any] = {
+        "cpp_wrapper": True,
+        "joint_custom_post_pass": RecomputedMasks(),
+        # Backward passes of convolutions would lay images out in the order of their weights' axes, copying all of them.
+        "force_layout_optimization": True,
+    }
     lanes = {"AVX512": (16, 8), "AVX2": (8,)}.get(torch.backends.cpu.get_cpu_capability(), ())
     is_widest = 16 in lanes or not torch.cpu._is_avx512_supported()
     library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from onward.graph.operators import Fact, operators_with
 from onward.graph.training_graph import TrainingGraph
+from onward.lowering.kernels.layout import MOST_SMALL_CHANNELS
 from onward.plan.costs.costs import OPERATIONS_PER_BYTE, GraphCosts
 from onward.plan.roles import node_id
 
@@ -29,11 +30,10 @@ _JOINED = operators_with(Fact.UNARY) | _BROADCASTING | _REDUCTIONS | {
 _KERNELS = {"RMSNormalization": 3, "RotaryEmbedding": 3, "SwiGLU": 2}
 """Operators that torch computes by several kernels, each of which passes over the values; others take one."""
 
-_SLOWER = operators_with(Fact.CONVOLUTION) | {
-    "AveragePool", "CumProd", "CumSum", "EmbeddingBag", "MaxPool", "Scatter", "ScatterElements", "ScatterND", "TopK",
-    "Unique",
-}  # fmt: skip
-"""What a CPU computes as fast or slower in compiled code: sorts with running sums took twice as long."""
+_CONVOLUTIONS = operators_with(Fact.CONVOLUTION)
+
+_LOST_OF_A_CONVOLUTION = 0.1
+"""Of its time: compiled code converts weights at each call, and joins nothing with it."""
 
 _PASSES = 3
 """Over the values of a node: one forward, and about two backward."""
@@ -48,9 +48,8 @@ class CompilationGain:
 
     Attributes:
         seconds: what it takes uncompiled, on one core.
-        saved_seconds: what passes over memory take that compiled code would not make.
-        slower_seconds: kind of operator -> what its nodes take that compiled code computes more slowly. Of a Transpose
-            that moves the last axis, what joined operators take to read it: their rows are no vectors in memory.
+        saved_seconds: what passes over memory take that compiled code would not make, less what convolutions lose.
+        slower_seconds: kind of operator -> what its nodes take that compiled code computes more slowly.
     """
 
     seconds: float
@@ -77,21 +76,20 @@ def estimate_gain(graph: TrainingGraph, costs: GraphCosts) -> CompilationGain:
     """
     nodes = [node for node in graph.model.graph if node_id(node) in costs.nodes]
     joined = {node for node in nodes if node.op_type in _JOINED}
-    seconds, slower = 0.0, defaultdict[str, float](float)
+    seconds, lost, slower = 0.0, 0.0, defaultdict[str, float](float)
     for node in nodes:
         cost = costs.nodes[node_id(node)]
         products = cost.forward + cost.backward_input + cost.backward_weight
         taken = _seconds_to_move(_moved_bytes(node, costs)) + products / _OPERATIONS_PER_SECOND
         seconds += taken
-        if node.op_type in _SLOWER:
+        if node.op_type == "EmbeddingBag" or (node.op_type in _CONVOLUTIONS and _is_slower(node)):
             slower[node.op_type] += taken
-        elif _moves_last_axis(node):
-            readers = sum(user in joined for user, _ in node.outputs[0].uses())
-            slower[node.op_type] += readers * _seconds_to_move(_bytes_of(node.outputs[0], costs))
+        elif node.op_type in _CONVOLUTIONS:
+            lost += _LOST_OF_A_CONVOLUTION * taken
     moved_bytes = sum(_moved_bytes(node, costs) for node in joined)
     return CompilationGain(
         seconds=seconds,
-        saved_seconds=_seconds_to_move(max(0.0, moved_bytes - _crossing_bytes(joined, costs))),
+        saved_seconds=max(0.0, _seconds_to_move(moved_bytes - _crossing_bytes(joined, costs)) - lost),
         slower_seconds={kind: one for kind, one in slower.items() if one},
     )
 
@@ -120,8 +118,14 @@ def _crossing_bytes(joined: set[ir.Node], costs: GraphCosts) -> float:
     return sum(_bytes_of(value, costs) for value in (*read, *written))
 
 
-def _moves_last_axis(node: ir.Node) -> bool:
-    if node.op_type != "Transpose":
+def _is_slower(convolution: ir.Node) -> bool:
+    """Whether it convolves each channel for itself, or few: with the channels last, as compiled code has them, both
+    take longer.
+    """
+    weight = convolution.inputs[1].shape if convolution.inputs[1] is not None else None
+    if weight is None or len(weight) < 2:
         return False
-    order = node.attributes.get("perm")
-    return order is None or order.as_ints()[-1] != len(order.as_ints()) - 1
+    outputs, inputs = weight.dims[:2]
+    group = convolution.attributes.get("group")
+    is_depthwise = inputs == 1 and group is not None and group.as_int() > 1
+    return is_depthwise or all(isinstance(n, int) and n <= MOST_SMALL_CHANNELS for n in (outputs, inputs))

@@ -94,6 +94,7 @@ def _likelihood_loss(
     log_prob: Tensor, labels: Tensor, weights: Tensor | None, ignore_index: int | None, reduction: str
 ) -> Tensor:
     ignored = NOTHING_IGNORED if ignore_index is None else ignore_index
+    log_prob = log_prob.contiguous()  # of images with the channels last, torch refuses the backward pass
     if weights is not None:
         weights = weights.to(log_prob.dtype)
         if weights.requires_grad:

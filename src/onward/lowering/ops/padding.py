@@ -65,7 +65,8 @@ def pad_axes(data: Tensor, pads: Sequence[int], axes: Sequence[int] | None, mode
         raise ValueError(f"mode {mode!r} is not known; expected constant, reflect, edge or wrap.")
     data = F.pad(data, [min(a, 0) for axis in reversed(range(rank)) for a in (before[axis], after[axis])])
     before, after = [max(amount, 0) for amount in before], [max(amount, 0) for amount in after]
-    if _fits_torch(data, before, after, mode) and not is_traced():
+    # Of gradients with the channels last, torch's compiler expects other strides than these kernels give them.
+    if _fits_torch(data, before, after, mode) and not (is_traced() or torch.compiler.is_compiling()):
         pairs = [amount for axis in reversed(range(2, rank)) for amount in (before[axis], after[axis])]
         return F.pad(data, pairs, mode=_TORCH_MODE[mode])
     for axis in range(rank):
