@@ -87,6 +87,7 @@ def _planned(plan: Plan, graph: TrainingGraph, stage: Stage | None, is_compiled:
         holds_loss=graph.loss_names is not None,
         is_stage=stage is not None,
         joins_blocks=is_compiled,
+        joins_others=plan.zero_stage == 0,
         costs=plan.costs,
     )
     return PlannedStage(graph=graph, stage=stage, segments=segments)

@@ -67,20 +67,6 @@ def choose_units(segments: Sequence[Sequence[HeldWeight]], backward_follows: boo
     )
 
 
-def find_blocks(segments: Sequence[Sequence[HeldWeight]]) -> list[range]:
-    """Blocks of several segments that repeat, ascending: the layers of a network, told by the shapes of their weights.
-
-    Args:
-        segments: the weights that only this segment reads, for each.
-    """
-    return [
-        range(begin, begin + period)
-        for first, period, count in find_rows(segments)
-        if period > 1
-        for begin in range(first, first + period * count, period)
-    ]
-
-
 def find_rows(segments: Sequence[Sequence[HeldWeight]]) -> list[tuple[int, int, int]]:
     """(first segment, segments of a block, blocks) of whatever comes several times in a row, ascending."""
     held = [tuple(sorted(segment)) for segment in segments]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import onnx
 import onnx_ir as ir
+import pytest
 
 from onward.parameters.distributed import Recompute
+from onward.plan.costs import segments
 from onward.plan.costs.segments import assign, label_of, plan_segments
 from tests.plan.staged_models import graph_of
 
@@ -62,6 +66,25 @@ def test_blocks_that_repeat_are_joined_for_compilation_unless_something_is_recom
     assert [joined.segment_of[label_of(node)] for node in graph.model.graph] == sorted(joined.segment_of.values())
     asked = Recompute(segments=True)
     assert plan_segments(*arguments, asked, joins_blocks=True) == plan_segments(*arguments, asked)
+
+
+def test_neighbors_of_which_none_repeats_are_joined_up_to_a_number_of_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What repeats stays one segment a block, and the loss of the last layer one of its own."""
+    graph = graph_of("squeezenet")
+    arguments = graph.model.graph, graph.weights, True
+    fine, coarse = (plan_segments(*arguments, Recompute(), joins_blocks=True, joins_others=on) for on in (False, True))
+    assert fine.count > 10
+    assert coarse.count == 1
+    monkeypatch.setattr(segments, "MOST_JOINED_NODES", 30)
+    limited = plan_segments(*arguments, Recompute(), joins_blocks=True, joins_others=True)
+    sizes = Counter(limited.segment_of.values())
+    assert 1 < len(sizes) < fine.count
+    assert max(sizes.values()) <= 30
+    gpt2 = graph_of("gpt2")
+    blocks = plan_segments(gpt2.model.graph, gpt2.weights, True, Recompute(), joins_blocks=True, joins_others=True)
+    homes = [{blocks.readers[n] for n in blocks.readers if n.startswith(f"h.{layer}.")} for layer in range(4)]
+    assert all(len(home) == 1 for home in homes)
+    assert len(set.union(*homes)) == 4
 
 
 def test_weights_are_read_where_views_of_them_are() -> None:

@@ -16,7 +16,10 @@ from onward.graph.operators import Fact, has_fact
 from onward.parameters.distributed import Recompute
 from onward.plan.costs.costs import NodeCost
 from onward.plan.costs.recompute import choose_for_budget, find_attention, split_at_attention
-from onward.plan.zero_units import HeldWeight, ZeroUnit, choose_units, find_blocks
+from onward.plan.zero_units import HeldWeight, ZeroUnit, choose_units, find_rows
+
+MOST_JOINED_NODES = 200
+"""Of neighbors that become one segment: the C++ compiler takes more than twice as long for twice the code."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +50,7 @@ def plan_segments(
     holds_loss: bool = True,
     is_stage: bool = False,
     joins_blocks: bool = False,
+    joins_others: bool = False,
     costs: Mapping[str, NodeCost] | None = None,
 ) -> SegmentPlan:
     """Cuts a graph at all of its cut points, where its parts are to be sharded, recomputed or compiled by themselves.
@@ -61,6 +65,8 @@ def plan_segments(
         is_stage: whether this is a stage of a pipeline, which may take several micro-batches before a backward pass.
         joins_blocks: whether blocks that repeat become a segment each, as compiled code can be fused within one only;
             where nothing is recomputed, since that asks for small segments.
+        joins_others: with it, whether neighbors of which none repeats become one segment, too: each is compiled for
+            itself anyway, and a call of one costs 0.2 ms.
         costs: of nodes, by the name of their first output; read for `recompute.memory_budget` only.
     """
     by_budget = recompute.memory_budget is not None
@@ -69,7 +75,7 @@ def plan_segments(
     nodes = list(graph)
     coarse = [nodes[start:end] for start, end in zip([0, *ends], [*ends, len(nodes)], strict=True)]
     if joins_blocks and not (by_budget or recompute.segments or recompute.attention):
-        coarse = _joined(graph, coarse, weights)
+        coarse = _joined(graph, coarse, weights, joins_others)
     is_apart = by_budget or (recompute.attention and not recompute.segments)
     attentions = find_attention(graph, weights) if is_apart else []
     parts, special = list[list[ir.Node]](), set[int]()
@@ -89,16 +95,30 @@ def plan_segments(
     return SegmentPlan(count=len(parts), segment_of=segment_of, readers=readers, recomputed=recomputed, units=units)
 
 
-def _joined(graph: ir.Graph, segments: Sequence[list[ir.Node]], weights: Collection[str]) -> list[list[ir.Node]]:
-    """The nodes of segments, those of a block that repeats together."""
+def _joined(
+    graph: ir.Graph, segments: Sequence[list[ir.Node]], weights: Collection[str], joins_others: bool
+) -> list[list[ir.Node]]:
+    """The nodes of segments, those of a block that repeats together; and where asked for, neighbors that do not.
+
+    The loss of the last layer stays by itself: it is not compiled on CPUs.
+    """
     _, readers = assign(segments, weights)
-    first_of = {
-        index: block.start for block in find_blocks(held_weights(graph, len(segments), readers)) for index in block
+    begin_of = {
+        index: begin
+        for first, period, count in find_rows(held_weights(graph, len(segments), readers))
+        for begin in range(first, first + period * count, period)
+        for index in range(begin, begin + period)
     }
-    joined: dict[int, list[ir.Node]] = {}
+    joined, last = list[list[ir.Node]](), None
     for index, nodes in enumerate(segments):
-        joined.setdefault(first_of.get(index, index), []).extend(nodes)
-    return list(joined.values())
+        is_single = index not in begin_of and joins_others and all(n.op_type != "LinearCrossEntropy" for n in nodes)
+        home = begin_of.get(index, "others" if is_single else None)
+        is_full = home == "others" and joined and len(joined[-1]) + len(nodes) > MOST_JOINED_NODES
+        if home is None or home != last or is_full:
+            joined.append([])
+        joined[-1] += nodes
+        last = home
+    return joined
 
 
 def assign(
