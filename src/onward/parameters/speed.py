@@ -73,7 +73,7 @@ class Speed:
             value) are one function that adds up the gradient of what they read in place. Their weights stay their
             own.
         compile: whether torch compiles the code of each segment of the model, once for equal segments. `auto`:
-            on GPUs; on CPUs only in long runs of models of which it saves at least an eighth of an update, by
+            on GPUs; on CPUs only in long runs of models of which it saves at least a fifteenth of an update, by
             estimate; a note says what was chosen and why. After eight different shapes of batches, others run
             uncompiled.
         channels_last: compute convolutions in channels-last (NHWC) memory format, which is faster on CPUs, and

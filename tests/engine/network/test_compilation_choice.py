@@ -42,7 +42,7 @@ def conv_graph() -> TrainingGraph:
 
 @pytest.fixture
 def linear_graph() -> TrainingGraph:
-    options = {"size": "tiny", "width": 128, "heads": 2, "vocab_size": 64, "context_length": 16, "opset": 17}
+    options = {"size": "tiny", "width": 512, "heads": 2, "vocab_size": 64, "context_length": 16, "opset": 17}
     return make_training_graph(create_model("gpt2", **options, layers=1, dropout=0.0), loss=SPEC, fuse=True)
 
 
@@ -125,20 +125,20 @@ def test_on_a_cpu_a_run_that_is_too_short_is_not_compiled(elementwise_graph: Tra
     assert not choose("auto", elementwise_graph, CPU, {"n": 512}, fewest // 2).is_on
 
 
-def test_on_a_cpu_convolutions_of_single_channels_are_not_compiled() -> None:
-    """The same network is where all channels are convolved together."""
-    body = "h = MatMul(x, w)\nr = Unsqueeze(h, last)\nc = Conv<group = {}>(r, k)\ns = Squeeze(c, last)\n"
+def test_on_a_cpu_convolutions_of_few_channels_are_not_compiled() -> None:
+    """The same network is where its eight numbers are channels."""
+    body = "h = MatMul(x, w)\nr = Unsqueeze(h, axis)\nc = Conv(r, k)\ns = Squeeze(c, axis)\n"
     body += "d = Sin(s)\ne = Exp(d)\nlogits = Add(e, s)"
-    for group, note in (
-        (8, "speed.compile: off, since on a CPU a model with Conv runs slower compiled; `true` turns it on."),
-        (1, "speed.compile: on, since it saves passes over memory that take about"),
+    for channels, axis, note in (
+        (1, 1, "speed.compile: off, since on a CPU a model with Conv runs slower compiled; `true` turns it on."),
+        (8, 2, "speed.compile: on, since it saves passes over memory that take about"),
     ):
         stored = {
             "w": np.ones((8, 8), np.float32),
-            "k": np.ones((8, 8 // group, 1), np.float32),
-            "last": np.asarray([2]),
+            "k": np.ones((channels, channels, 1), np.float32),
+            "axis": np.asarray([axis]),
         }
-        model = parse("float[n,8] x", "float[n,8] logits", body.format(group), stored)
+        model = parse("float[n,8] x", "float[n,8] logits", body, stored)
         graph = make_training_graph(model, loss=SPEC, weights_to_train=["w"], fuse=True)
         assert str(choose("auto", graph, CPU, {"n": 4096}, ALWAYS).note).startswith(note)
 

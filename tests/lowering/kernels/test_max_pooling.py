@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -67,3 +70,24 @@ def test_few_places_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(1, 1, 4, 4).requires_grad_()
     pooled = pool_max(x, ((2, 2), (2, 2), (0, 0), (1, 1)), False)
     assert type(pooled.grad_fn).__name__ == "MaxPool2DWithIndicesBackward0"
+
+
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format], ids=["last", "first"])
+def test_traced_for_the_compiler_the_bits_are_torchs_own(layout: torch.memory_format) -> None:
+    """With the kernel of torch in place of the compiler's, which overlapping windows make four times as slow."""
+    targets = []
+
+    def backend(module: torch.fx.GraphModule, _: Sequence[Tensor]) -> Callable[..., Any]:
+        targets.extend(str(node.target) for node in module.graph.nodes)
+        return module.forward
+
+    along = ((3, 3), (2, 2), (1, 1), (1, 1))
+    pooled = torch.compile(lambda x: pool_max(x, along, False), backend=backend, dynamic=False)
+    x = torch.randint(0, 9, (2, 3, 12, 9)).float().contiguous(memory_format=layout).requires_grad_()
+    found, expected = pooled(x), F.max_pool2d(x, *along)
+    shares = torch.randn(expected.shape)
+    (of_found,), (of_expected,) = (torch.autograd.grad((y * shares).sum(), x) for y in (found, expected))
+    assert torch.equal(found, expected)
+    assert torch.equal(of_found, of_expected)
+    assert any("onward.max_pool" in target for target in targets)
+    torch.library.opcheck(torch.ops.onward.max_pool.default, (x, *map(list, along), False))

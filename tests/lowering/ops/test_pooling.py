@@ -11,6 +11,7 @@ from onnx.reference import ReferenceEvaluator
 
 import onward
 from onward.errors import NodeError
+from onward.lowering.ops.pooling import average_pool
 from tests.one_node import (
     check_against_onnxruntime,
     check_gradients,
@@ -99,6 +100,16 @@ def test_new_average_pool_equals_onnxruntime(shape: tuple[int, ...], attributes:
     X = _draw(*shape)
     model = make_model("AveragePool", {"X": X}, {**attributes, "count_include_pad": include}, 19)
     check_against_onnxruntime(model, X)
+
+
+@pytest.mark.parametrize("include", [0, 1])
+def test_an_average_over_more_than_the_image_is_its_mean(include: int) -> None:
+    """As EfficientNet exports its last one, of 2560 x 2560 pixels, over all of which compiled code would loop."""
+    X = _draw(2, 3, 5, 4)
+    attributes = {"kernel_shape": [2560, 2560], "strides": [2560, 2560], "ceil_mode": 1, "count_include_pad": include}
+    found = run(make_model("AveragePool", {"X": X}, attributes, 19), X)
+    np.testing.assert_allclose(to_array(found), X.mean((2, 3), keepdims=True), rtol=1e-6, atol=1e-7)
+    assert type(average_pool(torch.ones(1, 1, 5, 4).requires_grad_(), **attributes).grad_fn).__name__ == "MeanBackward1"
 
 
 @pytest.mark.parametrize("p", [1, 2, 3])

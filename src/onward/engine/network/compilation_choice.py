@@ -40,7 +40,7 @@ _STEP_BY_STEP = operators_with(Fact.RECURRENT) | {"Loop", "Scan"}
 LARGEST_SLOWER_SHARE = 0.1
 """Of an update's estimated time, what compiled code computes more slowly may take for `auto` to compile on a CPU."""
 
-LEAST_SAVED_SHARE = 0.125
+LEAST_SAVED_SHARE = 1 / 15
 """Of an update's estimated time, what compiled code must save for `auto` to compile on a CPU."""
 
 LEAST_SECONDS = 120.0

@@ -21,10 +21,12 @@ _REDUCTIONS = frozenset({
     "ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "ReduceSumSquare",
 })  # fmt: skip
 
-_JOINED = operators_with(Fact.UNARY) | _BROADCASTING | _REDUCTIONS | {
-    "Clip", "Concat", "Dropout", "Gelu", "LayerNormalization", "LogSoftmax", "Pad", "RMSNormalization",
-    "RotaryEmbedding", "Slice", "Softmax", "SwiGLU",
-}  # fmt: skip
+_VIEWS = operators_with(Fact.SAME_ELEMENTS | Fact.VIEW)
+"""What only renames elements: compiled code reads through it."""
+
+_JOINED = (operators_with(Fact.UNARY | Fact.NORMALIZATION) | _BROADCASTING | _REDUCTIONS | {
+    "Clip", "Concat", "Dropout", "Gelu", "LogSoftmax", "Pad", "RotaryEmbedding", "Softmax", "SwiGLU",
+}) - _VIEWS  # fmt: skip
 """What the compiler joins with its neighbors into one pass over memory."""
 
 _KERNELS = {"RMSNormalization": 3, "RotaryEmbedding": 3, "SwiGLU": 2}
@@ -82,10 +84,11 @@ def estimate_gain(graph: TrainingGraph, costs: GraphCosts) -> CompilationGain:
         products = cost.forward + cost.backward_input + cost.backward_weight
         taken = _seconds_to_move(_moved_bytes(node, costs)) + products / _OPERATIONS_PER_SECOND
         seconds += taken
-        if node.op_type == "EmbeddingBag" or (node.op_type in _CONVOLUTIONS and _is_slower(node)):
-            slower[node.op_type] += taken
-        elif node.op_type in _CONVOLUTIONS:
-            lost += _LOST_OF_A_CONVOLUTION * taken
+        if node.op_type in _CONVOLUTIONS:
+            if _has_few_channels(node):
+                slower[node.op_type] += taken
+            else:
+                lost += _LOST_OF_A_CONVOLUTION * taken
     moved_bytes = sum(_moved_bytes(node, costs) for node in joined)
     return CompilationGain(
         seconds=seconds,
@@ -108,24 +111,34 @@ def _bytes_of(value: ir.Value, costs: GraphCosts) -> float:
 
 def _crossing_bytes(joined: set[ir.Node], costs: GraphCosts) -> float:
     """What joined operators as a whole read and write in a pass forward."""
-    read = {value for node in joined for value in node.inputs if value is not None and value.producer() not in joined}
-    written = {
-        value
-        for node in joined
-        for value in node.outputs
-        if value.is_graph_output() or any(user not in joined for user, _ in value.uses())
-    }
+    read = {_origin(value) for node in joined for value in node.inputs if value is not None}
+    read = {value for value in read if value.producer() not in joined}
+    written = {value for node in joined for value in node.outputs if _is_read_outside(value, joined)}
     return sum(_bytes_of(value, costs) for value in (*read, *written))
 
 
-def _is_slower(convolution: ir.Node) -> bool:
-    """Whether it convolves each channel for itself, or few: with the channels last, as compiled code has them, both
-    take longer.
-    """
+def _origin(value: ir.Value) -> ir.Value:
+    """What a value is a view of, or itself."""
+    node = value.producer()
+    while node is not None and node.op_type in _VIEWS and node.inputs[0] is not None:
+        value = node.inputs[0]
+        node = value.producer()
+    return value
+
+
+def _is_read_outside(value: ir.Value, joined: set[ir.Node]) -> bool:
+    """Whether a value, or a view of it, is read by anything but joined operators."""
+    views = [node for node, _ in value.uses() if node.op_type in _VIEWS]
+    return (
+        value.is_graph_output()
+        or any(node not in joined and node.op_type not in _VIEWS for node, _ in value.uses())
+        or any(_is_read_outside(view, joined) for node in views for view in node.outputs)
+    )
+
+
+def _has_few_channels(convolution: ir.Node) -> bool:
+    """With the channels last, as compiled code has them, few take longer."""
     weight = convolution.inputs[1].shape if convolution.inputs[1] is not None else None
     if weight is None or len(weight) < 2:
         return False
-    outputs, inputs = weight.dims[:2]
-    group = convolution.attributes.get("group")
-    is_depthwise = inputs == 1 and group is not None and group.as_int() > 1
-    return is_depthwise or all(isinstance(n, int) and n <= MOST_SMALL_CHANNELS for n in (outputs, inputs))
+    return all(isinstance(n, int) and n <= MOST_SMALL_CHANNELS for n in weight.dims[:2])

@@ -24,16 +24,17 @@ PLACES_BYTES = 2**20
 def pool_max(X: Tensor, along: Sequence[Sequence[int]], ceiling: bool) -> Tensor:
     """`max_pool2d` of X [N, C, D1, D2]; `along` holds kernel, stride, padding and dilation of both axes."""
     kernel, stride, padding, dilation = (list(one) for one in along)
-    if _gains(X, stride):
+    is_trained = X.requires_grad and torch.is_grad_enabled()
+    if torch.compiler.is_compiling():
+        # Code that torch's compiler writes for a CPU takes up to four times as long where windows overlap.
+        if is_trained and X.is_cpu:
+            pooled: Tensor = _pool(X, kernel, stride, padding, dilation, ceiling)[0]
+            return pooled
+    elif is_trained and is_plain(X) and 8 * X.numel() >= LEAST_BYTES * stride[0] * stride[1]:
         result: Tensor = _MaxPool.apply(X, kernel, stride, padding, dilation, ceiling)  # type: ignore[no-untyped-call]
         return result
     with saved_tensor_hook(X):
         return F.max_pool2d(X, kernel, stride, padding, dilation, ceiling)
-
-
-def _gains(X: Tensor, stride: Sequence[int]) -> bool:
-    is_trained = X.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling() and is_plain(X)
-    return is_trained and 8 * X.numel() >= LEAST_BYTES * stride[0] * stride[1]
 
 
 class _MaxPool(torch.autograd.Function):
@@ -42,46 +43,105 @@ class _MaxPool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, X: Tensor, *along: Any) -> Tensor:
         """Keeps the places, and nothing of X but its shape and layout."""
-        result, places = torch.ops.aten.max_pool2d_with_indices(X, *along)
-        kernel, _, _, dilation, _ = along
-        height, width = ((k - 1) * d for k, d in zip(kernel, dilation, strict=True))
-        farthest = height * X.shape[-1] + width
-        dtype = next(t for t in (torch.uint8, torch.int16, torch.int32, torch.int64) if farthest <= torch.iinfo(t).max)
-        # Both wrap around in few bits, and what is left fits.
-        behind = places.to(dtype).sub_(_first_of_windows(X, result, along).to(dtype))
-        is_last = X.is_contiguous(memory_format=torch.channels_last) and not X.is_contiguous()
-        ctx.layout = torch.channels_last if is_last else torch.contiguous_format
+        result, behind = _pooled(X, *along)
         ctx.save_for_backward(behind)
-        ctx.along, ctx.shape = along, X.shape
-        return result  # type: ignore[no-any-return]
+        ctx.along, ctx.shape, ctx.is_last = along, X.shape, _has_channels_last(X)
+        return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """torch's own, which can itself be differentiated; on a CPU with few of the places in full at a time."""
         (behind,) = ctx.saved_tensors
-        # torch's kernel converts it, too, and takes five times as long for it.
-        gradient = gradients[0].contiguous(memory_format=ctx.layout)
-        of_x = torch.empty(ctx.shape, dtype=gradient.dtype, device=gradient.device, memory_format=ctx.layout)
-        first = _first_of_windows(of_x, behind, ctx.along)
-        pool, others = torch.ops.aten.max_pool2d_with_indices_backward, (None for _ in ctx.along)
-        if torch.is_grad_enabled():  # for second derivatives
-            return pool(gradient, of_x, *ctx.along, behind.to(torch.int64).add_(first)), *others
-        each = max(1, 8 * behind[:1].numel())
-        count = max(1, PLACES_BYTES // each) if behind.is_cpu else max(1, len(behind))
-        for start in range(0, len(behind), count):
-            part = slice(start, start + count)
-            places = behind[part].to(torch.int64).add_(first)
-            # Of an image torch asks nothing but its shape here.
-            pool.grad_input(gradient[part], of_x[part], *ctx.along, places, grad_input=of_x[part])
-        return of_x, *others
+        return _gradient(gradients[0], behind, ctx.shape, ctx.is_last, *ctx.along), *(None for _ in ctx.along)
 
 
-def _first_of_windows(X: Tensor, result: Tensor, along: Sequence[Any]) -> Tensor:
+def _pooled(
+    X: Tensor, kernel: list[int], stride: list[int], padding: list[int], dilation: list[int], ceiling: bool
+) -> tuple[Tensor, Tensor]:
+    """The maxima, and how far the place of each is behind its window's first."""
+    along = (kernel, stride, padding, dilation, ceiling)
+    result, places = torch.ops.aten.max_pool2d_with_indices(X, *along)
+    # Both wrap around in few bits, and what is left fits.
+    dtype = _dtype_of_places(X, kernel, dilation)
+    return result, places.to(dtype).sub_(_first_of_windows(X, result, stride, padding).to(dtype))
+
+
+def _gradient(
+    gradient: Tensor,
+    behind: Tensor,
+    shape: Sequence[int],
+    is_last: bool,
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    ceiling: bool,
+) -> Tensor:
+    layout = torch.channels_last if is_last else torch.contiguous_format
+    # torch's kernel converts it, too, and takes five times as long for it.
+    gradient = gradient.contiguous(memory_format=layout)
+    of_x = torch.empty(tuple(shape), dtype=gradient.dtype, device=gradient.device, memory_format=layout)
+    first = _first_of_windows(of_x, behind, stride, padding)
+    pool, along = torch.ops.aten.max_pool2d_with_indices_backward, (kernel, stride, padding, dilation, ceiling)
+    if torch.is_grad_enabled():  # for second derivatives
+        return pool(gradient, of_x, *along, behind.to(torch.int64).add_(first))  # type: ignore[no-any-return]
+    each = max(1, 8 * behind[:1].numel())
+    count = max(1, PLACES_BYTES // each) if behind.is_cpu else max(1, len(behind))
+    for start in range(0, len(behind), count):
+        part = slice(start, start + count)
+        places = behind[part].to(torch.int64).add_(first)
+        # Of an image torch asks nothing but its shape here.
+        pool.grad_input(gradient[part], of_x[part], *along, places, grad_input=of_x[part])
+    return of_x
+
+
+def _has_channels_last(X: Tensor) -> bool:
+    return X.is_contiguous(memory_format=torch.channels_last) and not X.is_contiguous()
+
+
+def _dtype_of_places(X: Tensor, kernel: Sequence[int], dilation: Sequence[int]) -> torch.dtype:
+    height, width = ((k - 1) * d for k, d in zip(kernel, dilation, strict=True))
+    farthest = height * X.shape[-1] + width
+    return next(t for t in (torch.uint8, torch.int16, torch.int32, torch.int64) if farthest <= torch.iinfo(t).max)
+
+
+def _first_of_windows(X: Tensor, result: Tensor, stride: Sequence[int], padding: Sequence[int]) -> Tensor:
     """Where windows begin [O1, O2], counted row by row; in the padding also below zero."""
-    _, stride, padding, _, _ = along
     row, column = (
         torch.arange(size, device=X.device) * s - p
         for size, s, p in zip(result.shape[-2:], stride, padding, strict=True)
     )
     first: Tensor = row[:, None] * X.shape[-1] + column
     return first
+
+
+# ---------------------------------------------------------------------- in compiled code
+
+_pool = torch.library.custom_op("onward::max_pool", _pooled, mutates_args=())
+_pool_backward = torch.library.custom_op("onward::max_pool_backward", _gradient, mutates_args=())
+
+
+@_pool.register_fake
+def _(X: Tensor, kernel: list[int], stride: list[int], padding: list[int], dilation: list[int], ceiling: bool) -> Any:
+    result, _ = torch.ops.aten.max_pool2d_with_indices(X, kernel, stride, padding, dilation, ceiling)
+    return result, torch.empty_like(result, dtype=_dtype_of_places(X, kernel, dilation))
+
+
+@_pool_backward.register_fake
+def _(gradient: Tensor, behind: Tensor, shape: Sequence[int], is_last: bool, *_: Any) -> Tensor:
+    layout = torch.channels_last if is_last else torch.contiguous_format
+    return torch.empty(tuple(shape), dtype=gradient.dtype, device=gradient.device, memory_format=layout)
+
+
+def _keep(ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
+    X, *ctx.along = inputs
+    ctx.shape, ctx.is_last = X.shape, _has_channels_last(X)
+    ctx.save_for_backward(output[1])
+
+
+def _differentiate(ctx: Any, gradient: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    (behind,) = ctx.saved_tensors
+    return _pool_backward(gradient, behind, ctx.shape, ctx.is_last, *ctx.along), *(None for _ in ctx.along)
+
+
+_pool.register_autograd(_differentiate, setup_context=_keep)

@@ -137,12 +137,23 @@ def average_pool(
     """
     spatial = _spatial(X)
     windows = lay_windows(spatial, kernel_shape, strides, dilations, pads, auto_pad, bool(ceil_mode))
+    if _is_global(windows, spatial):
+        return global_average_pool(X)
     half = all(2 * p <= k for p, k in zip(windows.begin, windows.kernel, strict=True))
     pool = _AVERAGE_POOL.get(len(spatial))
     if pool is not None and windows.symmetric and half and set(windows.dilation) == {1}:
         with saved_tensor_hook(X):
             return pool(X, windows.kernel, windows.stride, windows.begin, bool(ceil_mode), bool(count_include_pad))
     return _sum_windows(X, windows) / _window_counts(X, windows, bool(count_include_pad))
+
+
+def _is_global(windows: Windows, spatial: Sequence[int]) -> bool:
+    """Whether there is one window, over the entire image and nothing else.
+
+    Some are written much larger than any image, over all of which compiled code would loop.
+    """
+    axes = zip(windows.sizes, windows.begin, windows.end, windows.kernel, windows.dilation, spatial, strict=True)
+    return all((n, b, e, d) == (1, 0, 0, 1) and k >= size for n, b, e, k, d, size in axes)
 
 
 def _sum_windows(X: Tensor, windows: Windows) -> Tensor:

@@ -45,7 +45,8 @@ def dequantize_bnb4(
     table = torch.tensor(BNB4_TABLES[quant_type], dtype=torch.float32, device=codes.device)
     pairs = torch.stack([table.repeat_interleave(16), table.repeat(16)], 1)  # what the two codes of each byte are
     numbers = pairs.view(torch.int64).flatten().index_select(0, codes.int()).view(torch.float32)  # two in one move
-    scales = absmax.float()
+    wide = torch.promote_types(absmax.dtype, torch.float32)
+    numbers, scales = numbers.to(wide), absmax.to(wide)
     if elements % block_size:
         return (numbers[:elements] * scales.repeat_interleave(block_size)[:elements]).reshape(shape)
     return numbers[:elements].view(-1, block_size).mul_(scales[:, None]).view(shape)
