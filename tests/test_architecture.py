@@ -15,6 +15,7 @@ from onward.graph.operators import OPERATORS, Fact, operators_with
 from onward.losses.registry import LOSSES
 from onward.schedules.learning_rate.registry import DECAYS
 from onward.schedules.pipeline.registry import PIPELINES
+from tests.conftest import LONGEST_FILES
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "onward"
@@ -647,3 +648,7 @@ def test_the_public_names() -> None:
     }  # fmt: skip
     for name in onward.__all__:
         assert getattr(onward, name) is not None
+
+
+def test_files_of_tests_that_begin_first_exist() -> None:
+    assert [name for name in LONGEST_FILES if not (ROOT / name).is_file()] == []
