@@ -11,7 +11,6 @@ WHY: dict[str, str] = {
     "root_mean_square": "8 wide: a product of each row with its factor takes three times one of equal shapes, "
     "and RMSNorm has four of them",
     "bilinear": "exported as a matrix times a vector for each sample; torch's own function loops over 5 outputs",
-    "deit": "as vit",
     "electra": "products and attention take 0.7 of the time, on both sides",
     "gru": "a cell's elementwise operators, each a call; compiled it has 1.3, but `auto` compiles no recurrent layers",
     "bidirectional_gru": "as gru; compiled it has 1.4",

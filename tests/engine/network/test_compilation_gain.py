@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -75,6 +77,14 @@ def test_what_only_renames_elements_parts_nothing() -> None:
     assert gain_over(seen, plain) == 0.0
     read = f"{seen.removesuffix('y = Exp(d)')}e = Exp(d)\ng = MatMul(d, w)\ny = Add(e, g)"
     assert gain_over(read, "a = Sin(h)\ne = Exp(a)\ng = MatMul(a, w)\ny = Add(e, g)") == 0.0
+
+
+def test_a_long_chain_of_views_is_one_value() -> None:
+    """Longer than Python's calls may be deep."""
+    names = ["a", *(f"v{index}" for index in range(2000))]
+    chain = "".join(f"{new} = Transpose<perm = [0, 1]>({old})\n" for old, new in itertools.pairwise(names))
+    found = gain_over(f"a = Sin(h)\n{chain}y = Exp({names[-1]})", "a = Sin(h)\ny = Exp(a)")
+    assert found == 0.0
 
 
 def test_a_view_of_a_result_is_no_write_of_its_own() -> None:

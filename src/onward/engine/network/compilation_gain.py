@@ -128,12 +128,14 @@ def _origin(value: ir.Value) -> ir.Value:
 
 def _is_read_outside(value: ir.Value, joined: set[ir.Node]) -> bool:
     """Whether a value, or a view of it, is read by anything but joined operators."""
-    views = [node for node, _ in value.uses() if node.op_type in _VIEWS]
-    return (
-        value.is_graph_output()
-        or any(node not in joined and node.op_type not in _VIEWS for node, _ in value.uses())
-        or any(_is_read_outside(view, joined) for node in views for view in node.outputs)
-    )
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        readers = [node for node, _ in one.uses()]
+        if one.is_graph_output() or any(node not in joined and node.op_type not in _VIEWS for node in readers):
+            return True
+        waiting += [view for node in readers if node.op_type in _VIEWS for view in node.outputs]
+    return False
 
 
 def _has_few_channels(convolution: ir.Node) -> bool:

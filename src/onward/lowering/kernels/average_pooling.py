@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from onward.lowering.kernels.layout import has_channels_last
 from onward.lowering.passes import is_plain
 
 LEAST_BYTES = 2**18
@@ -38,8 +39,7 @@ class _AveragePool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, X: Tensor, *along: Any) -> Tensor:
         """Keeps numbers only."""
-        is_last = X.is_contiguous(memory_format=torch.channels_last) and not X.is_contiguous()
-        ctx.layout = torch.channels_last if is_last else torch.contiguous_format
+        ctx.layout = torch.channels_last if has_channels_last(X) else torch.contiguous_format
         ctx.along, ctx.shape = along, X.shape
         return F.avg_pool2d(X, *along)
 

@@ -123,6 +123,11 @@ def channels_last(X: Tensor) -> Tensor:
     return X.squeeze(1).unsqueeze(-1).permute(0, 3, 1, 2)
 
 
+def has_channels_last(X: Tensor) -> bool:
+    """Whether the channels [N, C, D1, D2] of a pixel lie side by side, and not also as they do channels-first."""
+    return X.is_contiguous(memory_format=torch.channels_last) and not X.is_contiguous()
+
+
 def _helps(X: Tensor) -> bool:
     """On CPUs in 32 bits and less, on GPUs in 16."""
     if torch.compiler.is_compiling() or get_proxy_mode() is not None:

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from onward.lowering.kernels.layout import has_channels_last
 from onward.lowering.kernels.rematerialize import saved_tensor_hook
 from onward.lowering.passes import is_plain
 
@@ -45,7 +46,7 @@ class _MaxPool(torch.autograd.Function):
         """Keeps the places, and nothing of X but its shape and layout."""
         result, behind = _pooled(X, *along)
         ctx.save_for_backward(behind)
-        ctx.along, ctx.shape, ctx.is_last = along, X.shape, _has_channels_last(X)
+        ctx.along, ctx.shape, ctx.is_last = along, X.shape, has_channels_last(X)
         return result
 
     @staticmethod
@@ -95,10 +96,6 @@ def _gradient(
     return of_x
 
 
-def _has_channels_last(X: Tensor) -> bool:
-    return X.is_contiguous(memory_format=torch.channels_last) and not X.is_contiguous()
-
-
 def _dtype_of_places(X: Tensor, kernel: Sequence[int], dilation: Sequence[int]) -> torch.dtype:
     height, width = ((k - 1) * d for k, d in zip(kernel, dilation, strict=True))
     farthest = height * X.shape[-1] + width
@@ -135,7 +132,7 @@ def _(gradient: Tensor, behind: Tensor, shape: Sequence[int], is_last: bool, *_:
 
 def _keep(ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
     X, *ctx.along = inputs
-    ctx.shape, ctx.is_last = X.shape, _has_channels_last(X)
+    ctx.shape, ctx.is_last = X.shape, has_channels_last(X)
     ctx.save_for_backward(output[1])
 
 
