@@ -1,9 +1,8 @@
-"""Runs a function on several Gloo ranks, each a process forked from a server that has torch imported already."""
+"""Runs a function on several Gloo ranks, each a process forked from a server that has trained with torch already."""
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import multiprocessing
 import os
 import pickle
@@ -19,9 +18,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
-    ["torch", "torch.distributed", "onward", "onward.runner", "onward.commands.training", "tests.ranks", "pytest"]
-)
+_CONTEXT.set_forkserver_preload(["tests.fork_server"])
 LONGEST_SECONDS = 300.0
 
 
@@ -69,7 +66,6 @@ def _run(
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank)}
     os.environ["LOCAL_WORLD_SIZE"] = str(world_size)
     torch.set_num_threads(1)
-    gc.freeze()  # what the server imported is no garbage
     dist.init_process_group("gloo", store=FileStore(store, world_size), rank=rank, world_size=world_size)
     try:
         answer = (True, function(*arguments))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import re
 import shlex
 import subprocess
@@ -15,26 +14,19 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.forked_commands import run_command, run_forked, run_in_shell
+
 ROOT = Path(__file__).resolve().parent.parent
-SLOW_LESSONS = ("docs/tutorials/chat.md",)
 LESSONS = [
-    pytest.param(page, id=name, marks=[pytest.mark.slow] if name in SLOW_LESSONS else [])
+    pytest.param(page, id=str(page.relative_to(ROOT)))
     for folder in ("howto", "tutorials")
     for page in sorted((ROOT / "docs" / folder).glob("*.md"))
-    for name in [str(page.relative_to(ROOT))]
 ]
-BIN = Path(sys.executable).parent
 
 
 def blocks(page: Path, language: str) -> list[str]:
     """The fenced blocks of a page in one language."""
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-
-
-def run(command: str, folder: Path) -> None:
-    environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
 
 
 @pytest.fixture
@@ -72,7 +64,7 @@ def test_the_commands_of_the_readme(workplace: Path) -> None:
     commands = [line[2:].split("  #")[0] for line in lines if line.startswith("$ ")]
     assert len(commands) == 8
     for command in commands:
-        run(command, workplace)
+        run_in_shell(command, workplace)
     assert (workplace / "out" / "model_trained.onnx").is_file()
     assert (workplace / "small.onnx").is_file()
     assert (workplace / "bundle" / "step.onnx").is_file()
@@ -80,7 +72,7 @@ def test_the_commands_of_the_readme(workplace: Path) -> None:
 
 def test_the_python_of_the_readme(workplace: Path) -> None:
     (block,) = [block for block in blocks(ROOT / "README.md", "python") if "to_torch" in block]
-    run(f"{shlex.quote(sys.executable)} -c {shlex.quote(block)}", workplace)
+    run_in_shell(f"{shlex.quote(sys.executable)} -c {shlex.quote(block)}", workplace)
     onnx.checker.check_model(str(workplace / "trained.onnx"))
 
 
@@ -91,7 +83,7 @@ def test_the_commands_of_the_page_on_memory(workplace: Path) -> None:
         ["onward", "train", "run.yaml"],
     ]
     for command in commands:
-        run(command, workplace)
+        run_in_shell(command, workplace)
 
 
 @pytest.mark.parametrize("page", LESSONS)
@@ -108,21 +100,21 @@ def test_everything_on_a_page_that_teaches_runs(page: Path, request: pytest.Fixt
         elif language == "console":
             for line in block.splitlines():
                 if line.startswith("$ "):
-                    run(line[2:].split("  #")[0], workplace)
+                    run_command(line[2:].split("  #")[0], workplace)
         elif language == "python":
-            run(f"{shlex.quote(sys.executable)} -c {shlex.quote(block)}", workplace)
+            run_forked(["python", "-c", block], workplace)
 
 
 def test_a_small_text_makes_a_shard_for_every_replica(tmp_path: Path) -> None:
     (command,) = blocks(ROOT / "docs/howto/distributed.md", "bash")
     (tmp_path / "corpus.txt").write_text("All for one, and one for all. " * 300)
-    run(command, tmp_path)
+    run_in_shell(command, tmp_path)
     assert len(list((tmp_path / "data" / "train").glob("*.pb"))) == 5  # 9,000 bytes are 70 samples of 128
 
 
 @pytest.mark.parametrize("tool", ["tree", "parameters_page", "reference_pages", "data_flow"])
 def test_generated_pages_are_up_to_date(tool: str) -> None:
-    run(f"{shlex.quote(sys.executable)} {ROOT / 'dev' / tool} --check", ROOT)
+    run_in_shell(f"{shlex.quote(sys.executable)} {ROOT / 'dev' / tool} --check", ROOT)
 
 
 def test_the_architecture_names_what_exists() -> None:

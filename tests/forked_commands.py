@@ -1,0 +1,97 @@
+"""Commands `onward` and `python` in processes that are forked with torch imported and used already.
+
+Each is a process of its own, in its folder, with its arguments and output; only what Python and torch do before the
+first line of it, three seconds, was done once. Other commands, and those with operators of a shell, are the shell's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+import tempfile
+import types
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from onward import cli
+from tests.ranks import _CONTEXT
+
+BIN = Path(sys.executable).parent
+LONGEST_SECONDS = 300.0
+
+
+def run_command(command: str, folder: Path) -> None:
+    """Runs a line of a shell in a folder, in a forked process if it can be.
+
+    Raises:
+        AssertionError: it fails; with all that it has printed.
+    """
+    arguments = shlex.split(command)
+    unquoted = re.sub(r"""'[^']*'|"[^"]*\"""", "", command)
+    if arguments[0] in _COMMANDS and not re.search(r"[|&;<>$`*?~()]", unquoted):
+        run_forked(arguments, folder)
+    else:
+        run_in_shell(command, folder)
+
+
+def run_in_shell(command: str, folder: Path) -> None:
+    """Runs a line of a shell in a folder, from the very beginning.
+
+    Raises:
+        AssertionError: it fails; with all that it has printed.
+    """
+    environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, timeout=LONGEST_SECONDS
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+
+
+def run_forked(arguments: Sequence[str], folder: Path) -> None:
+    """Runs `onward ...`, `python FILE ...` or `python -c TEXT` in a folder.
+
+    Raises:
+        AssertionError: it fails; with all that it has printed.
+    """
+    with tempfile.NamedTemporaryFile("r") as output:
+        process = _CONTEXT.Process(target=_run, args=(list(arguments), str(folder), output.name))
+        process.start()
+        process.join(LONGEST_SECONDS)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+        assert process.exitcode == 0, f"{shlex.join(arguments)}\n{output.read()}"
+
+
+def _run(arguments: list[str], folder: str, output: str) -> NoReturn:
+    os.chdir(folder)
+    descriptor = os.open(output, os.O_WRONLY | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(descriptor, stream)
+    os.environ |= {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    _COMMANDS[arguments[0]](arguments)
+    sys.exit()
+
+
+def _onward(arguments: list[str]) -> None:
+    sys.argv = arguments
+    cli.process()
+
+
+def _python(arguments: list[str]) -> None:
+    sys.path.insert(0, os.getcwd())
+    if arguments[1] != "-c":
+        sys.argv = arguments[1:]
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        return
+    sys.argv = ["-c", *arguments[3:]]
+    sys.modules["__main__"] = module = types.ModuleType("__main__")
+    exec(compile(arguments[2], "<string>", "exec"), vars(module))
+
+
+_COMMANDS: dict[str, Callable[[list[str]], None]] = {"onward": _onward, "python": _python}
