@@ -69,6 +69,13 @@ def test_the_page_says_what_auto_left_on_networks_held_out() -> None:
     assert "| 50.0 ms |  | 2.00 | 2.00 | **0.50** | 0.50 | **5e-04** |" in text
 
 
+def test_all_that_was_measured_trains_as_the_module_does() -> None:
+    rows = [*census.read_rows(census.ROWS).values(), *census.read_rows(census.HELD_OUT_ROWS).values()]
+    assert len(rows) > 130
+    assert not [line for line in census_page.parting(rows) if "not explained" in line]
+    assert census_page.parting([row("vit", 0.2)]) == ["- `vit`: **not explained**"]
+
+
 def test_rows_are_kept_in_the_order_of_the_table(tmp_path: Path) -> None:
     path = tmp_path / "census.jsonl"
     rows = {name: {"name": name} for name in ("b", "a")}

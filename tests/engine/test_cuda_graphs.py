@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch._inductor import list_mode_options
 
 from onward.data.in_memory import InMemoryDataLoader
-from onward.engine.network.compilation import Compilation
+from onward.engine.network.compilation import Compilation, options_for
 from onward.environment import Environment
 from onward.errors import ParametersError
 from onward.runner import TrainingRunner
@@ -21,24 +22,32 @@ STEPS = {"batch_size": 4, "num_train_steps": 6, "display_loss_steps": 1}
 
 
 def test_only_training_passes_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    modes: list[str | None] = []
+    are_recorded: list[bool] = []
 
-    def compiled(code: Any, *, dynamic: bool, mode: str | None = None, options: object = None) -> Any:
-        modes.append(mode)
-        return code
+    def options_for(device: torch.device, is_recorded: bool = False) -> dict[str, Any]:
+        are_recorded.append(is_recorded)
+        return {}
 
-    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr("onward.engine.network.compilation.options_for", options_for)
+
+    monkeypatch.setattr(torch, "compile", lambda code, **_: code)
     forward = make_forward(gpt2(1), Compilation(True, refuse, cuda_graphs=True))
     step(forward, tokens())
-    assert set(modes) == {"reduce-overhead"}
-    modes.clear()
+    assert set(are_recorded) == {True}
+    are_recorded.clear()
     forward.network.eval()
     with torch.no_grad():
         forward(tokens())
-    assert set(modes) == {None}
-    modes.clear()
+    assert set(are_recorded) == {False}
+    are_recorded.clear()
     step(make_forward(gpt2(1), Compilation(True, refuse)), tokens())
-    assert set(modes) == {None}
+    assert set(are_recorded) == {False}
+
+
+def test_recorded_passes_have_the_options_of_torchs_own_mode() -> None:
+    gpu = torch.device("cuda")
+    plain, recorded = options_for(gpu), options_for(gpu, is_recorded=True)
+    assert {key: recorded[key] for key in recorded.keys() - plain.keys()} == list_mode_options("reduce-overhead")
 
 
 @pytest.mark.parametrize("recorded", [True, False])

@@ -101,6 +101,14 @@ class Compilation:
         self.notify(f"speed.compile: a segment runs uncompiled, since torch could not compile it: {reason}")
 
 
+def options_for(device: torch.device, is_recorded: bool = False) -> dict[str, Any]:
+    """Options of torch's compiler; with those of CUDA graphs if passes are recorded as such."""
+    from onward.engine.network.expanded_writes import CopiedExpansions
+
+    of_device = options_for_cpus() if device.type == "cpu" else {"triton.cudagraphs": True} if is_recorded else {}
+    return {"post_grad_custom_pre_pass": CopiedExpansions(), **of_device}
+
+
 def options_for_cpus() -> dict[str, Any]:
     """Options of torch's compiler on a CPU, so that it asks the C++ compiler as seldom as it can.
 
@@ -146,10 +154,7 @@ class _CompiledGraph:
         self.source = code  # a structure may hold its identity
         self.is_compiled = False
         self.is_plain = False
-        how: dict[str, Any] = {"options": options_for_cpus()} if device.type == "cpu" else {}
-        if is_recorded:
-            how = {"mode": "reduce-overhead"}
-        self._compiled = torch.compile(self.code, dynamic=False, **how)
+        self._compiled = torch.compile(self.code, dynamic=False, options=options_for(device, is_recorded))
 
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:
         if self.is_compiled:
