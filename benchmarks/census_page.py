@@ -8,23 +8,16 @@ from typing import Any
 
 Row = Mapping[str, Any]
 WHY: dict[str, str] = {
-    "root_mean_square": "8 wide: a product of each row with its factor takes three times one of equal shapes, "
-    "and RMSNorm has four of them",
-    "bilinear": "exported as a matrix times a vector for each sample; torch's own function loops over 5 outputs",
     "electra": "products and attention take 0.7 of the time, on both sides",
-    "gru": "a cell's elementwise operators, each a call; compiled it has 1.3, but `auto` compiles no recurrent layers",
-    "bidirectional_gru": "as gru; compiled it has 1.4",
+    "gru": "torch's own layer, on both sides",
+    "bidirectional_gru": "torch's own layer, on both sides",
     "embedding_bag": "0.85 of the time is torch's gradient of a table, which sorts indices, on both sides",
     "dueling": "convolutions take 0.8 of the time, torch's on both sides",
-    "pyramid": "bicubic interpolation and convolutions take 0.7 of the time, on both sides",
+    "spatial_transformer": "convolutions and the sampling of the grid take 0.7 of the time, torch's on both sides",
+    "ordinary_differential": "sixteen products one after the other and their tanh take 0.6 of the time, on both sides",
     "vit": "products and attention take 0.6 of the time, on both sides",
-    "scaled_attention": "6 queries and keys, 4 wide: half of the time is torch's attention kernel, on both sides",
-    "scaled_attention_23": "6 queries and keys, 4 wide: half of the time is torch's attention kernel, on both sides",
-    "mobilevit": "two images: 1,035 nodes that Python calls; batch normalizations are computed 59 times for 32 layers",
-    "state_space": "the kernel of the long convolution is computed in more passes; the convolution and "
-    "its gradient, 0.8 of the time, are torch's on both sides",
-    "rwkv": "unrolled over the tokens: ten times as many nodes as in other networks, each of which Python calls",
-    "resnet": "batch normalizations are recomputed, and ONNX's running statistics are further passes over the channels",
+    "deit": "as vit",
+    "state_space": "the convolution and its gradient, 0.8 of the time, are torch's on both sides",
 }
 """Architecture -> what its time goes to where onward is slow, from the profiles of `--profiles`."""
 AGREEMENT = 1e-4

@@ -65,7 +65,7 @@ def copies_in(function: Callable[[Tensor], Tensor]) -> int:
         code.graph.lint()
         code.recompile()
         counted.append(len(code.graph.nodes) - before)
-        return make_boxed_func(code.forward)  # type: ignore[no-any-return]
+        return make_boxed_func(code.forward)
 
     backend = aot_autograd(fw_compiler=keep, bw_compiler=keep, decompositions=select_decomp_table())
     x = torch.randn(3, 6, requires_grad=True)

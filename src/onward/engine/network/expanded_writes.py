@@ -31,8 +31,9 @@ class CopiedExpansions(CustomGraphPass):
             written = node.args[0]
             if shares_memory_with_itself(written.meta.get("val")):
                 with graph.inserting_before(node):
-                    arguments = {"memory_format": torch.contiguous_format}
-                    copy = graph.call_function(_ATEN.clone.default, (written,), arguments)
+                    copy = graph.call_function(
+                        _ATEN.clone.default, (written,), {"memory_format": torch.contiguous_format}
+                    )
                 copy.meta["val"] = written.meta["val"].contiguous()
                 node.update_arg(0, copy)
 
