@@ -10,12 +10,13 @@ import pytest
 from onward.report.phases import Phases
 
 LONGEST_FILES = (
-    "tests/test_docs.py", "tests/invariants/test_killed_layouts.py", "tests/lowering/test_architectures.py",
-    "tests/invariants/test_layouts.py", "tests/graph/weights/test_copy_evidence.py",
-    "tests/invariants/test_collectives.py", "tests/commands/test_sweep.py", "tests/commands/test_init.py",
-    "tests/invariants/test_killed_runs.py",
+    "tests/test_docs.py", "tests/lowering/test_architectures.py", "tests/graph/weights/test_copy_evidence.py",
+    "tests/commands/test_sweep.py", "tests/invariants/test_killed_runs.py", "tests/commands/test_init.py",
+    "tests/graph/fusion/test_embedding_bag.py", "tests/invariants/test_layouts.py",
+    "tests/invariants/test_killed_layouts.py", "tests/invariants/test_collectives.py",
+    "tests/invariants/test_fake_gpu.py", "tests/invariants/test_loss_curves.py",
 )  # fmt: skip
-"""Those that take two to fourteen minutes each. They begin first: a file is one worker's, which others wait for."""
+"""Those that take one to five minutes each. They begin first: a file is one worker's, which others wait for."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
