@@ -45,7 +45,7 @@ def run_in_shell(command: str, folder: Path) -> None:
     Raises:
         AssertionError: it fails; with all that it has printed.
     """
-    environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, **_variables()}
     done = subprocess.run(
         command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, timeout=LONGEST_SECONDS
     )
@@ -68,12 +68,16 @@ def run_forked(arguments: Sequence[str], folder: Path) -> None:
         assert process.exitcode == 0, f"{shlex.join(arguments)}\n{output.read()}"
 
 
+def _variables() -> dict[str, str]:
+    return {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+
+
 def _run(arguments: list[str], folder: str, output: str) -> NoReturn:
     os.chdir(folder)
     descriptor = os.open(output, os.O_WRONLY | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(descriptor, stream)
-    os.environ |= {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    os.environ |= _variables()
     _COMMANDS[arguments[0]](arguments)
     sys.exit()
 

@@ -72,6 +72,9 @@ def test_the_page_says_what_auto_left_on_networks_held_out() -> None:
 def test_all_that_was_measured_trains_as_the_module_does() -> None:
     rows = [*census.read_rows(census.ROWS).values(), *census.read_rows(census.HELD_OUT_ROWS).values()]
     assert len(rows) > 130
+    for one in rows:
+        ways = one["ways"]
+        assert ways["onward"]["losses"][0] == pytest.approx(ways["eager"]["losses"][0], rel=census_page.AGREEMENT)
     assert not [line for line in census_page.parting(rows) if "not explained" in line]
     assert census_page.parting([row("vit", 0.2)]) == ["- `vit`: **not explained**"]
 

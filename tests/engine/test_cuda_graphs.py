@@ -29,7 +29,6 @@ def test_only_training_passes_are_recorded(monkeypatch: pytest.MonkeyPatch) -> N
         return {}
 
     monkeypatch.setattr("onward.engine.network.compilation.options_for", options_for)
-
     monkeypatch.setattr(torch, "compile", lambda code, **_: code)
     forward = make_forward(gpt2(1), Compilation(True, refuse, cuda_graphs=True))
     step(forward, tokens())
