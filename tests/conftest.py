@@ -10,9 +10,9 @@ import pytest
 from onward.report.phases import Phases
 
 LONGEST_FILES = (
-    "tests/test_docs.py", "tests/lowering/test_architectures.py", "tests/graph/weights/test_copy_evidence.py",
-    "tests/commands/test_sweep.py", "tests/invariants/test_killed_runs.py", "tests/commands/test_init.py",
-    "tests/graph/fusion/test_embedding_bag.py", "tests/invariants/test_layouts.py",
+    "tests/test_docs.py", "tests/parallel/test_launches.py", "tests/lowering/test_architectures.py",
+    "tests/graph/weights/test_copy_evidence.py", "tests/commands/test_sweep.py", "tests/invariants/test_killed_runs.py",
+    "tests/commands/test_init.py", "tests/graph/fusion/test_embedding_bag.py", "tests/invariants/test_layouts.py",
     "tests/invariants/test_killed_layouts.py", "tests/invariants/test_collectives.py",
     "tests/invariants/test_fake_gpu.py", "tests/invariants/test_loss_curves.py",
 )  # fmt: skip

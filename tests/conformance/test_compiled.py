@@ -1,6 +1,7 @@
 """The standard's cases compiled: outputs and gradients are those of uncompiled code, twenty cases in one graph.
 
-Results are added up, so that gradients arrive expanded, as those of a mean do.
+Results are added up, so that gradients arrive expanded, as those of a mean do. Code is generated for two threads, which
+differs from that for one.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import copy
 import functools
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -146,6 +147,14 @@ def differing(group: Sequence[Compilable], refused: list[str]) -> list[str]:
         except AssertionError as error:
             names.append(f"{one.name}: {str(error).splitlines()[0]}")
     return names
+
+
+@pytest.fixture(autouse=True)
+def _two_threads() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("part", range(PARTS))

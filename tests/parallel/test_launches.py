@@ -78,6 +78,7 @@ def outputs(processes: Sequence[subprocess.Popen[str]]) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.in_ci
 @pytest.mark.parametrize("launcher", [*LAUNCHERS, pytest.param(mpich, id="mpich", marks=needs_mpich)])
 def test_processes_find_each_other(launcher: object, tmp_path: Path) -> None:
     done = run([*launcher(2), WORKER, "sum", "data_parallel_size=2"], tmp_path)  # type: ignore[operator]
@@ -89,6 +90,7 @@ def test_processes_find_each_other(launcher: object, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.in_ci
 @pytest.mark.parametrize("kind", ["Slurm", "PMI"])
 def test_processes_find_each_other_by_the_variables_of(kind: str, tmp_path: Path) -> None:
     port = str(free_port())
@@ -106,6 +108,7 @@ def test_processes_find_each_other_by_the_variables_of(kind: str, tmp_path: Path
 
 
 @pytest.mark.slow
+@pytest.mark.in_ci
 def test_two_nodes_of_torchrun(tmp_path: Path) -> None:
     with two_nodes() as nodes:
         place = ["--nnodes", "2", "--master-addr", nodes.addresses[0], "--master-port", "29511"]
@@ -129,6 +132,7 @@ def test_two_nodes_of_torchrun(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.in_ci
 def test_two_nodes_of_slurm_by_environment(tmp_path: Path) -> None:
     with two_nodes() as nodes:
         processes = [
@@ -226,6 +230,7 @@ def test_failure_of_one_rank_ends_all_and_is_shown_once(
 
 
 @pytest.mark.slow
+@pytest.mark.in_ci
 @pytest.mark.parametrize(
     ("launcher", "words"),
     [
@@ -243,6 +248,7 @@ def test_killed_rank_ends_all(launcher: object, words: str, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.in_ci
 def test_torchrun_starts_all_again_after_one_was_killed(tmp_path: Path) -> None:
     command = [*torchrun(2, "--max-restarts", "1"), WORKER, "kill-once", "data_parallel_size=2"]
     done = run(command, tmp_path, 2 * SOON_SECONDS)
@@ -251,6 +257,7 @@ def test_torchrun_starts_all_again_after_one_was_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.in_ci
 def test_killed_rank_ends_all_where_no_launcher_looks_after_them(tmp_path: Path) -> None:
     port = str(free_port())
     variables = [slurm(rank, 3) | {"MASTER_PORT": port} for rank in range(3)]
@@ -363,6 +370,7 @@ def test_signal_saves_on_all_ranks_after_the_same_update(who: str, number: signa
 
 
 @pytest.mark.slow
+@pytest.mark.in_ci
 def test_workers_end_when_their_launcher_is_killed(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [*own_launcher(2), WORKER, "wait", "data_parallel_size=2"],

@@ -120,6 +120,17 @@ def test_bad_values_are_named() -> None:
         run(make_model("GatherND", {"x": X, "i": np.int64([[0]])}, {"batch_dims": 1}, 13), X, np.int64([[0]]))
 
 
+@pytest.mark.parametrize("coordinates", [[0, 4], [0, -5], [2, 4], [3, 0], [-4, 3]])
+@pytest.mark.parametrize("op_type", ["GatherND", "ScatterND"])
+def test_a_coordinate_beyond_its_axis_is_refused(op_type: str, coordinates: list[int]) -> None:
+    """Also one whose place in memory is that of another element: [0, 4] is not [1, 0]."""
+    inputs = {"x": RANDOM.random((3, 4), np.float32), "i": np.int64([coordinates])}
+    if op_type == "ScatterND":
+        inputs["u"] = np.float32([1.0])
+    with pytest.raises(NodeError, match=r"out of (range|bounds)"):
+        run(make_model(op_type, inputs, opset=13), *inputs.values())
+
+
 @pytest.mark.parametrize("index", [0, -1])
 def test_gather_of_a_list_by_a_position_that_is_computed(index: int) -> None:
     data, place = np.arange(3, dtype=np.int64) * 5, np.array(index)

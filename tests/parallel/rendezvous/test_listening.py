@@ -91,6 +91,7 @@ def of_our_processes(found: list[Listener], folder: Path, launcher: object, root
 
 
 @pytest.mark.slow
+@pytest.mark.in_ci
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_one_machine_listens_on_loopback_alone(launcher: Callable[[int], list[str]], tmp_path: Path) -> None:
     with running(launcher, tmp_path) as process:
@@ -120,6 +121,7 @@ def attack(port: int, mark: Path) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.in_ci
 def test_pickles_written_into_the_store_of_a_run_are_not_loaded(tmp_path: Path) -> None:
     """All entries, while the run is at work and its launcher looks after it."""
     mark = tmp_path / "executed"
@@ -134,6 +136,7 @@ def test_pickles_written_into_the_store_of_a_run_are_not_loaded(tmp_path: Path) 
 
 
 @pytest.mark.slow
+@pytest.mark.in_ci
 def test_a_stranger_who_forges_a_failure_ends_the_run_with_words(tmp_path: Path) -> None:
     mark = tmp_path / "executed"
     with running(own_launcher, tmp_path) as process:
@@ -152,6 +155,7 @@ def test_a_stranger_who_forges_a_failure_ends_the_run_with_words(tmp_path: Path)
 
 
 @pytest.mark.slow
+@pytest.mark.in_ci
 def test_rank_0_of_two_nodes_listens_at_its_address_alone(tmp_path: Path) -> None:
     with two_nodes() as nodes:
         port = free_port()
@@ -183,6 +187,7 @@ LAYOUTS = [
 
 
 @pytest.mark.slow
+@pytest.mark.in_ci
 @pytest.mark.parametrize(("ranks", "sizes"), LAYOUTS)
 def test_no_rank_unpickles_what_another_one_sent(ranks: int, sizes: dict[str, int], tmp_path: Path) -> None:
     """From the start over checkpoints and a resume to the trained model, with torch's unpickling made to fail."""
@@ -318,6 +323,7 @@ SECRET = "0123456789abcdef"
 
 
 @pytest.mark.slow
+@pytest.mark.in_ci
 @pytest.mark.parametrize("second", [SECRET, SECRET[::-1], ""])
 def test_ranks_of_one_run_have_one_secret(second: str, tmp_path: Path) -> None:
     port = str(free_port())

@@ -119,11 +119,13 @@ def options_for_cpus() -> dict[str, Any]:
     """
     from torch._inductor import config  # takes a second to import
 
+    from onward.engine.network.ordered_sums import OrderedSums
     from onward.engine.network.recomputed_masks import RecomputedMasks
 
     options: dict[str, Any] = {
         "cpp_wrapper": True,
         "joint_custom_post_pass": RecomputedMasks(),
+        "post_grad_custom_post_pass": OrderedSums(),
         # Backward passes of convolutions would lay images out in the order of their weights' axes, copying all of them.
         "force_layout_optimization": True,
     }

@@ -10,6 +10,7 @@ from torch import Tensor
 from onward.graph.classical.rewriting import DOMAIN
 from onward.graph.classical.trees import MEMBER, MODES
 from onward.lowering.ops.classical import probit, softmax_zero
+from onward.lowering.ops.indexing import gather
 from onward.lowering.registry import lowers
 
 _COMPARE: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
@@ -41,7 +42,7 @@ def tree_regressor(
     Of several targets, one of which no leaf says anything is 0, as in onnxruntime.
     """
     reached = rows[_leaves(x, features, thresholds, modes, follow, missing, members, roots, depth)]
-    said = weights[reached]  # [rows, trees, targets]
+    said = gather(weights, reached)  # [rows, trees, targets]
     if aggregate in ("SUM", "AVERAGE"):
         total = said.sum(dim=1)
         total = total / roots.numel() if aggregate == "AVERAGE" else total
@@ -82,7 +83,7 @@ def tree_classifier(
 ) -> tuple[Tensor, ...]:
     """Label and scores of every row, [rows] and [rows, classes], by onnxruntime's rules."""
     reached = rows[_leaves(x, features, thresholds, modes, follow, missing, members, roots, depth)]
-    scores = weights[reached].sum(dim=1)
+    scores = gather(weights, reached).sum(dim=1)
     heard = present[reached].any(dim=1) if present is not None else torch.ones_like(scores, dtype=torch.bool)
     if scores.shape[1] == 1:
         scores = scores + base if base is not None else scores

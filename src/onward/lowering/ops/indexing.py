@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +25,21 @@ def wrap_positions(indices: Tensor, size: int) -> Tensor:
     if _are_counted_from_the_start(positions):
         return positions  # no copy, which a backward pass would keep next to them
     return torch.where(positions < 0, positions + size, positions)
+
+
+def flat_positions(coordinates: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+    """Positions in axes of these sizes, flattened; beyond the last if a coordinate is beyond its axis.
+
+    There is one tensor of coordinates for each axis; they are broadcast, and those below zero count from the end.
+    """
+    device = coordinates[0].device if coordinates else None
+    position = torch.zeros((), dtype=torch.int64, device=device)
+    is_outside = torch.zeros((), dtype=torch.bool, device=device)
+    for size, coordinate in zip(sizes, coordinates, strict=True):
+        along = wrap_positions(coordinate, size)
+        position = position * size + along
+        is_outside = is_outside | (along < 0) | (along >= size)
+    return torch.where(is_outside, math.prod(sizes), position)
 
 
 def _are_counted_from_the_start(positions: Tensor) -> bool:
@@ -108,8 +124,12 @@ def gather_nd(data: Tensor, indices: Tensor, *, batch_dims: int = 0) -> Tensor:
     for axis, size in enumerate(leading):
         grid = torch.arange(size, device=data.device)
         coordinates.append(grid.reshape(-1, *[1] * (indices.dim() - 2 - axis)))
-    coordinates += indices.to(torch.int64).unbind(-1)
-    return data[tuple(coordinates)]
+    coordinates += indices.unbind(-1)
+    sizes, rest = data.shape[: len(coordinates)], data.shape[len(coordinates) :]
+    rows = flat_positions(coordinates, sizes).expand(indices.shape[:-1])
+    # Not data[coordinates], whose gradient on a CPU is summed up in another order each time.
+    picked = data.reshape(math.prod(sizes), *rest).index_select(0, rows.reshape(-1))
+    return picked.reshape(*rows.shape, *rest)
 
 
 @lowers("OneHot", since=9, host=("depth",))

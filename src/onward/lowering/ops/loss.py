@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onward.lowering.kernels.short_rows import log_softmax
+from onward.lowering.ops.indexing import gather
 from onward.lowering.registry import lowers
 
 NOTHING_IGNORED = -(2**40)
@@ -105,7 +106,7 @@ def _likelihood_loss(
 def _loss_of_trained_weights(log_prob: Tensor, labels: Tensor, weights: Tensor, ignored: int, reduction: str) -> Tensor:
     """The same in steps that are differentiable in the class weights, which torch's own loss is not."""
     counted = labels != ignored
-    share = torch.where(counted, weights[torch.where(counted, labels, 0)], 0.0)
+    share = torch.where(counted, gather(weights, torch.where(counted, labels, 0)), 0.0)
     losses = share * F.nll_loss(log_prob, labels, ignore_index=ignored, reduction="none")
     if reduction == "none":
         return losses

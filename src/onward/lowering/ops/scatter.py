@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from onward.lowering.ops.indexing import wrap_positions
+from onward.lowering.ops.indexing import flat_positions, wrap_positions
 from onward.lowering.ops.movement import move_bits, normalize_axis
 from onward.lowering.registry import lowers
 
@@ -57,10 +57,7 @@ def scatter_nd(data: Tensor, indices: Tensor, updates: Tensor, *, reduction: str
     if depth > data.dim():
         raise ValueError(f"coordinates of length {depth} exceed the rank of data {list(data.shape)}.")
     data, updates = _of_one_type(data, updates)
-    rows = torch.zeros((), dtype=torch.int64, device=data.device)
-    for axis, positions in enumerate(indices.unbind(-1)):
-        rows = rows * data.shape[axis] + wrap_positions(positions, data.shape[axis])
-    rows = rows.expand(indices.shape[:-1]).reshape(-1)
+    rows = flat_positions(indices.unbind(-1), data.shape[:depth]).expand(indices.shape[:-1]).reshape(-1)
     width = math.prod(data.shape[depth:])
     flat, written = data.reshape(-1, width), updates.reshape(-1, width)
     if reduction == "none":

@@ -193,7 +193,7 @@ def _roi_largest(X: Tensor, images: Tensor, axes: list[tuple[Taps, Tensor]]) -> 
     (row_taps, rows_counted), (column_taps, columns_counted) = axes
     R, P, S = rows_counted.shape
     Q, T = columns_counted.shape[1:]
-    chosen = X[images]
+    chosen = X.index_select(0, images)
     largest: Tensor | None = None
     for row, row_weight in row_taps:
         lines = chosen.gather(2, row.reshape(R, 1, P * S, 1).expand(-1, X.shape[1], -1, X.shape[3]))
