@@ -43,8 +43,8 @@ LARGEST_SLOWER_SHARE = 0.1
 LEAST_SAVED_SHARE = 1 / 15
 """Of an update's estimated time, what compiled code must save for `auto` to compile on a CPU."""
 
-LEAST_SECONDS = 120.0
-"""What it must save in a run, estimated for one core: several times what compiling costs (10 to 60 s)."""
+LEAST_SECONDS = 180.0
+"""What it must save in a run, estimated for one core: what the slowest compilation of the census took, six medians."""
 
 FEWEST_STEPS = 1000
 """Of a run that is looked at for this: below, reading the graph would cost more than it could gain."""
