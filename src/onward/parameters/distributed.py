@@ -186,9 +186,9 @@ class Recompute:
         number_recompute_layers: of these, only the first so many of every process; 0: all.
         memory_budget: share of the activations' memory that may be kept, from 0 (recompute all) to 1 (nothing);
             chooses by itself which segments to recompute. Absent: the two flags decide.
-        cheap_activations: where nothing is compiled, recompute inputs of linear layers that are cheap to compute
-            (norms, GELU, Swish, SwiGLU) instead of keeping them for the gradients of the layers' weights; on a CPU
-            also what follows a batch normalization. Formerly `cheap_inputs`, which is deprecated.
+        cheap_activations: recompute inputs of linear layers that are cheap to compute (norms, GELU, Swish, SwiGLU)
+            instead of keeping them for the gradients of the layers' weights; on a CPU also what follows a batch
+            normalization. Compiled code does so on CPUs. Formerly `cheap_inputs`, which is deprecated.
     """
 
     __pydantic_config__ = STRICT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ import onnx_ir as ir
 import pytest
 import torch
 import torch._inductor.config
+from functorch.compile import make_boxed_compiler
 from torch import _inductor as inductor
 from torch._dynamo.utils import counters
 
@@ -247,6 +249,36 @@ def test_a_backward_pass_that_torch_cannot_compile_is_found_in_the_first_forward
     said: list[str] = []
     assert_same_step(expected, step(make_forward(gpt2(1), Compilation(False, said.append)), tokens()), 0.0)
     assert {one.rpartition(": ")[2] for one in said} == {"no such gradient"}
+
+
+def test_inputs_of_products_that_are_cheap_to_compute_are_recomputed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the forward pass of the layers hands to the backward pass."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch._inductor.decomposition import select_decomp_table
+
+    expected, compile_by = step(make_forward(gpt2(1), None), tokens()), torch.compile
+    kept_elements = dict[bool, int]()
+    for recomputes in (False, True):
+        sizes = list[int]()
+
+        def count(code: torch.fx.GraphModule, _: object, sizes: list[int] = sizes) -> torch.fx.GraphModule:
+            sizes.extend(one.meta["val"].numel() for one in code.graph.find_nodes(op="output")[0].all_input_nodes)
+            return code
+
+        partition = functools.partial(min_cut_rematerialization_partition, compiler="inductor")
+        backend = aot_autograd(
+            fw_compiler=make_boxed_compiler(count),
+            bw_compiler=make_boxed_compiler(lambda code, _: code),
+            partition_fn=partition,
+            decompositions=select_decomp_table(),
+        )
+        monkeypatch.setattr(torch, "compile", lambda code, backend=backend, **_: compile_by(code, backend=backend))
+        forward = make_forward(gpt2(1), Compilation(True, refuse, recomputes_cheap=recomputes))
+        assert_same_step(expected, step(forward, tokens()), 1e-5)
+        kept_elements[recomputes] = sum(sizes)
+    rows = 2 * TOKENS
+    assert kept_elements[False] - kept_elements[True] >= rows * (32 + 32 + 4 * 32), "two norms and a GELU"
 
 
 def test_an_assertion_that_fails_in_the_compiler_is_a_failure_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,6 @@ def test_blocks_that_repeat_are_joined_for_compilation_unless_something_is_recom
 
 
 def test_neighbors_of_which_none_repeats_are_joined_up_to_a_number_of_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What repeats stays one segment a block, and the loss of the last layer one of its own."""
     graph = graph_of("squeezenet")
     arguments = graph.model.graph, graph.weights, True
     fine, coarse = (plan_segments(*arguments, Recompute(), joins_blocks=True, joins_others=on) for on in (False, True))
@@ -80,11 +79,19 @@ def test_neighbors_of_which_none_repeats_are_joined_up_to_a_number_of_nodes(monk
     sizes = Counter(limited.segment_of.values())
     assert 1 < len(sizes) < fine.count
     assert max(sizes.values()) <= 30
+
+
+@pytest.mark.parametrize(("most", "segment_count"), [(3, 4), (4, 1)])
+def test_blocks_that_repeat_a_few_times_are_joined(
+    most: int, segment_count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More are a segment each, which is compiled once for all of them."""
+    monkeypatch.setattr(segments, "MOST_JOINED_BLOCKS", most)
     gpt2 = graph_of("gpt2")
-    blocks = plan_segments(gpt2.model.graph, gpt2.weights, True, Recompute(), joins_blocks=True, joins_others=True)
-    homes = [{blocks.readers[n] for n in blocks.readers if n.startswith(f"h.{layer}.")} for layer in range(4)]
+    plan = plan_segments(gpt2.model.graph, gpt2.weights, True, Recompute(), joins_blocks=True, joins_others=True)
+    homes = [{plan.readers[n] for n in plan.readers if n.startswith(f"h.{layer}.")} for layer in range(4)]
     assert all(len(home) == 1 for home in homes)
-    assert len(set.union(*homes)) == 4
+    assert len(set.union(*homes)) == segment_count
 
 
 def test_weights_are_read_where_views_of_them_are() -> None:

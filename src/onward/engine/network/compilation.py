@@ -35,14 +35,23 @@ class Compilation:
         is_required: a program that cannot be compiled is an error; else it runs as it is, and `notify` tells so.
         notify: takes a sentence for the user.
         cuda_graphs: training passes are recorded as CUDA graphs and replayed.
+        recomputes_cheap: inputs of matmuls and convolutions that are cheap to compute are recomputed in the backward
+            pass, which torch's compiler would keep, since products are not fused with what they read.
 
     """
 
-    def __init__(self, is_required: bool, notify: Callable[[str], None], cuda_graphs: bool = False) -> None:
+    def __init__(
+        self,
+        is_required: bool,
+        notify: Callable[[str], None],
+        cuda_graphs: bool = False,
+        recomputes_cheap: bool = False,
+    ) -> None:
         torch.compiler.assume_constant_result(is_recomputing)  # type: ignore[no-untyped-call]  # a graph has one mode
         self.is_required = is_required
         self.notify = notify
         self.cuda_graphs = cuda_graphs
+        self.recomputes_cheap = recomputes_cheap
         self._graphs: dict[Hashable, _CompiledGraph] = {}
 
     @property
@@ -80,7 +89,8 @@ class Compilation:
         """The graph for code that is called with arguments of these shapes in a pass of this mode."""
         key = structure_of(code), signature_of(arguments), mode
         if key not in self._graphs:
-            self._graphs[key] = _CompiledGraph(code, arguments[1], self.cuda_graphs and is_trained)
+            is_recorded = self.cuda_graphs and is_trained
+            self._graphs[key] = _CompiledGraph(code, arguments[1], is_recorded, self.recomputes_cheap)
         return self._graphs[key]
 
     def failed(self, error: Exception) -> None:
@@ -150,12 +160,13 @@ def _autocast_type(device: torch.device) -> torch.dtype | None:
 class _CompiledGraph:
     """Code that is compiled once, at its first call; recorded as a CUDA graph where that is wanted."""
 
-    def __init__(self, code: fx.GraphModule, device: torch.device, is_recorded: bool) -> None:
+    def __init__(self, code: fx.GraphModule, device: torch.device, is_recorded: bool, recomputes_cheap: bool) -> None:
         # A module of its own: torch keeps what it compiled with the code of `forward`, and a graph is one mode of it.
         self.code = fx.GraphModule(code, code.graph)
         self.source = code  # a structure may hold its identity
         self.is_compiled = False
         self.is_plain = False
+        self.recomputes_cheap = recomputes_cheap
         self._compiled = torch.compile(self.code, dynamic=False, options=options_for(device, is_recorded))
 
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:
@@ -163,8 +174,10 @@ class _CompiledGraph:
             return self._compiled(*arguments)  # type: ignore[no-any-return]
         # Inside of DDP torch would cut the code again, at its buckets: segments are small enough. And it would compile
         # the backward pass in that pass, where nothing else can be run in its place if it fails.
-        at_once = torch._functorch.config.patch(force_non_lazy_backward_lowering=True)
-        with torch._dynamo.config.patch(optimize_ddp=False), at_once, warnings.catch_warnings():
+        passes = torch._functorch.config.patch(
+            force_non_lazy_backward_lowering=True, ban_recompute_materialized_backward=not self.recomputes_cheap
+        )
+        with torch._dynamo.config.patch(optimize_ddp=False), passes, warnings.catch_warnings():
             # The compiler's advice is about calls of torch; as errors, if warnings are, it would end the compilation.
             warnings.filterwarnings("ignore", module=r"torch\._(dynamo|functorch|inductor)")
             results: tuple[Any, ...] = self._compiled(*arguments)

@@ -22,6 +22,10 @@ MOST_JOINED_NODES = 200
 """Of neighbors that become one segment: the C++ compiler takes more than twice as long for twice the code."""
 
 
+MOST_JOINED_BLOCKS = 4
+"""That repeat, and become one segment all the same: their code takes the compiler no longer than what never repeats."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SegmentPlan:
     """Which node and which weight belongs to which segment.
@@ -65,8 +69,8 @@ def plan_segments(
         is_stage: whether this is a stage of a pipeline, which may take several micro-batches before a backward pass.
         joins_blocks: whether blocks that repeat become a segment each, as compiled code can be fused within one only;
             where nothing is recomputed, since that asks for small segments.
-        joins_others: with it, whether neighbors of which none repeats become one segment, too: each is compiled for
-            itself anyway, and a call of one costs 0.2 ms.
+        joins_others: with it, whether neighbors of which none repeats, or only a few times, become one segment, too:
+            each is compiled for itself anyway, and a call of one costs 0.2 ms.
         costs: of nodes, by the name of their first output; read for `recompute.memory_budget` only.
     """
     by_budget = recompute.memory_budget is not None
@@ -106,6 +110,7 @@ def _joined(
     begin_of = {
         index: begin
         for first, period, count in find_rows(held_weights(graph, len(segments), readers))
+        if count > MOST_JOINED_BLOCKS or not joins_others
         for begin in range(first, first + period * count, period)
         for index in range(begin, begin + period)
     }
