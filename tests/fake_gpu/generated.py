@@ -22,7 +22,7 @@ import triton
 from benchmarks.compare_networks import NETWORKS, Bottleneck, Size
 from torch import nn
 from torch._dynamo.utils import counters
-from torch._inductor import config, list_mode_options
+from torch._inductor import config
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.graph import GraphLowering
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -34,7 +34,8 @@ from tests.fake_gpu.runs import ADAMW, BF16, CROSS_ENTROPY, Case, run
 from tests.fake_gpu.tensors import fake_gpu
 
 SAMPLES, BATCH, TOKENS, WORDS = 16, 2, 128, 1024
-LANGUAGE = Size(BATCH, TOKENS, layers=2, width=256, heads=4, groups=2, inner=1024, words=WORDS)
+LANGUAGE = Size(BATCH, TOKENS, layers=5, width=256, heads=4, groups=2, inner=1024, words=WORDS)
+"""More layers than become one segment."""
 NARROW = dataclasses.replace(LANGUAGE, width=128, heads=2)
 """Chunks of logits have as many rows as a layer is wide."""
 
@@ -170,7 +171,8 @@ class Generated:
         if not self.is_compiled and torch.is_grad_enabled():
             self.is_compiled = True
             labels = [node.meta.get("onnx") for node in self.code.graph.nodes if node.op == "call_function"]
-            graph = Graph([label.op_type for label in labels if label is not None], "mode" in self.how)
+            is_recorded = self.how["options"].get("triton.cudagraphs", False)
+            graph = Graph([label.op_type for label in labels if label is not None], is_recorded)
             self.graphs.append(graph)
             try:
                 with generating_code(self.hooks) as mode:
@@ -196,9 +198,8 @@ class Generated:
 
         torch._dynamo.reset()
         counters.clear()
-        options = list_mode_options(self.how["mode"]) if "mode" in self.how else {}
         backend = functools.partial(compile_fx, inner_compile=functools.partial(_compile_only, mode, graph))
-        with config.patch(options), torch._dynamo.config.patch(optimize_ddp=False):
+        with config.patch(self.how["options"]), torch._dynamo.config.patch(optimize_ddp=False):
             results = TORCH_COMPILE(self.code, backend=backend, dynamic=False)(*tree_map(twin, arguments))
             trained = [leaf for leaf in tree_leaves(results) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
             if trained:

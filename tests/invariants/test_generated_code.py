@@ -35,14 +35,16 @@ BERT_LAYER = (
     "Linear to LayerNormalization (20): 3, addmm 6, scaled_dot_product_flash_attention 1 | "
     "19, mm 12, scaled_dot_product_flash_attention_backward 1"
 )
+BERT_HEAD = "Linear to LayerNormalization (3): 1, addmm 1 | 6, mm 2"
 LLAMA_LAYER = (
     "RMSNormalization to Add (30): 7, mm 7, scaled_dot_product_flash_attention 1 | "
     "8, mm 14, scaled_dot_product_flash_attention_backward 1"
 )
+RESNET = "Conv to SoftmaxCrossEntropyLoss (30): 43, convolution 8, addmm 1 | 33, mm 2, convolution_backward 8"
 
 EXPECTED = {
     "GPT-2, bf16": [GPT2_LAYER, GPT2_LOSS],
-    "GPT-2, bf16, CUDA graphs": ["Gather: 2 | 3", "Slice to Add (2): 1 | 1", GPT2_LAYER, GPT2_LOSS],
+    "GPT-2, bf16, CUDA graphs": ["Gather to Add (3): 2 | 4", GPT2_LAYER, GPT2_LOSS],
     "GPT-2, bf16, logits in chunks": [
         GPT2_LAYER,
         "LayerNormalization to LinearCrossEntropy (3): 8, mm 6 | 5",
@@ -58,31 +60,26 @@ EXPECTED = {
         GPT2_LOSS,
     ],
     "BERT": [
+        "Gather to LayerNormalization (4): 1 | 6",
         "Linear to LayerNormalization (20): 3, addmm 5, scaled_dot_product_efficient_attention 1, mm 1 | "
         "19, mm 12, scaled_dot_product_efficient_attention_backward 1",
+        BERT_HEAD,
         "Reshape to LinearCrossEntropy (2): 2, addmm 1 | 3, mm 2",
     ],
-    "BERT, bf16": [BERT_LAYER, "Reshape to LinearCrossEntropy (2): 2, addmm 1 | 3, mm 2"],
+    "BERT, bf16": [
+        "Gather to LayerNormalization (4): 1 | 7",
+        BERT_LAYER,
+        BERT_HEAD,
+        "Reshape to LinearCrossEntropy (2): 2, addmm 1 | 3, mm 2",
+    ],
     "Llama": [
         "RMSNormalization to Add (30): 9, mm 7, bmm 2 | 13, mm 14, bmm 4",
         "RMSNormalization: 1 | 3",
         "Reshape to LinearCrossEntropy (2): 2, mm 1 | 1, mm 2",
     ],
     "Llama, bf16": [LLAMA_LAYER, "RMSNormalization: 1 | 3", "Reshape to LinearCrossEntropy (2): 3, mm 1 | 2, mm 2"],
-    "ResNet": [
-        "Conv: 0, convolution 1 | 0, convolution_backward 1",
-        "BatchNormalization to Relu (2): 2 | 1",
-        "Conv to Relu (12): 17, convolution 4 | 10, convolution_backward 4",
-        "Conv to ReduceMean (11): 15, convolution 3 | 14, convolution_backward 3",
-        "Gemm to SoftmaxCrossEntropyLoss (4): 6, addmm 1 | 4, mm 2",
-    ],
-    "ResNet, bf16": [
-        "Conv: 2, convolution 1 | 0, convolution_backward 1",
-        "BatchNormalization to Relu (2): 4 | 4",
-        "Conv to Relu (12): 16, convolution 4 | 14, convolution_backward 4",
-        "Conv to ReduceMean (11): 14, convolution 3 | 14, convolution_backward 3",
-        "Gemm to SoftmaxCrossEntropyLoss (4): 6, addmm 1 | 4, mm 2",
-    ],
+    "ResNet": [RESNET],
+    "ResNet, bf16": [RESNET],
 }
 """Case -> its segments: operators, and what is launched and called in the forward | the backward pass."""
 
