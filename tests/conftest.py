@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import gc
+from collections.abc import Iterator
 
 import pytest
+import torch
 
 from onward.report.phases import Phases
 
@@ -35,3 +37,12 @@ def pytest_collection_finish() -> None:
 def _patient_phases(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine any command may take longer than a second; what it says of that is tested by itself."""
     monkeypatch.setattr("onward.cli.Phases", functools.partial(Phases, announced_after_seconds=600.0))
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """torch's compiler generates other code for several threads than for the one that workers have."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(threads)

@@ -10,7 +10,7 @@ import copy
 import functools
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,14 +21,15 @@ from torch import Tensor, fx
 
 from onward.engine.network.compilation import options_for
 from onward.lowering.building.specialization import specialize
-from tests.conformance.cases import Case, load_cases
+from tests.conformance.cases import Case
 from tests.conformance.checking import net_of, to_torch_value
-from tests.conformance.exceptions import reason_for
+from tests.conformance.kinds import cases_by_kind
 
 PARTS, CASES_OF_A_KIND, CASES_OF_A_GRAPH = 12, 3, 20
 CPU = torch.device("cpu")
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.usefixtures("two_threads"),
     pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for CPUs with g++"),
 ]
 
@@ -92,9 +93,8 @@ def compilable(case: Case) -> Compilable | None:
 def load() -> list[Compilable]:
     """A few of each kind: an operator and the attributes that it is given."""
     done, found = Counter[str](), []
-    for case in load_cases("node"):
-        kind = str([(node.op_type, [one.name for one in node.attribute]) for node in case.model.graph.node[:1]])
-        if done[kind] == CASES_OF_A_KIND or reason_for(case.name) is not None or "_expanded" in case.name:
+    for kind, case in cases_by_kind():
+        if done[kind] == CASES_OF_A_KIND:
             continue
         one = compilable(case)
         if one is not None:
@@ -147,14 +147,6 @@ def differing(group: Sequence[Compilable], refused: list[str]) -> list[str]:
         except AssertionError as error:
             names.append(f"{one.name}: {str(error).splitlines()[0]}")
     return names
-
-
-@pytest.fixture(autouse=True)
-def _two_threads() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("part", range(PARTS))

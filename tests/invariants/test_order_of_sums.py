@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.conformance.cases import load_cases
 from tests.conformance.checking import net_of, to_torch_value
-from tests.conformance.exceptions import reason_for
+from tests.conformance.kinds import cases_by_kind
 from tests.invariants.random_training import of_any_size
 from tests.lowering.autograd_functions import EXAMPLES
 from tests.lowering.test_autograd_functions import derived, drawn
@@ -40,9 +39,8 @@ class Additions(TorchDispatchMode):
 @pytest.mark.filterwarnings("ignore:The model has no trainable weights")
 def test_no_operator_and_no_gradient_depends_on_timing() -> None:
     done, found = Counter[str](), dict[str, list[str]]()
-    for case in load_cases("node"):
-        kind = str([(node.op_type, [one.name for one in node.attribute]) for node in case.model.graph.node[:1]])
-        if done[kind] == CASES_OF_A_KIND or reason_for(case.name) is not None or "_expanded" in case.name:
+    for kind, case in cases_by_kind():
+        if done[kind] == CASES_OF_A_KIND:
             continue
         given = [to_torch_value(value) for value in case.data_sets[0][0]]
         floats = [x.requires_grad_() for x in given if isinstance(x, Tensor) and x.is_floating_point()]

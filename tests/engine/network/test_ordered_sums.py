@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -73,16 +73,8 @@ def test_none_is_left_and_results_are_the_same(name: str) -> None:
     assert not left
 
 
-@pytest.fixture
-def _two_threads() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for CPUs with g++")
-@pytest.mark.usefixtures("_two_threads")
+@pytest.mark.usefixtures("two_threads")
 def test_compiled_for_two_threads_they_are_right_and_the_same_each_time() -> None:
     given = [begin(name) for name in ADDITIONS]
 

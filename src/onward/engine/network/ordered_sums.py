@@ -1,7 +1,7 @@
 """Sums of rows that share a place are computed by torch's kernel, in one order, rather than by generated code on a CPU.
 
 The code that torch's compiler (2.13) generates for several threads adds by atomic operations: in another order each
-time, three to five times as slowly, and at wrong places, other tensors among them, where it reads transposed values.
+time, up to six times as slowly, and at wrong places, other tensors among them, where it reads transposed values.
 """
 
 from __future__ import annotations

@@ -21,9 +21,8 @@ from onward.plan.zero_units import HeldWeight, ZeroUnit, choose_units, find_rows
 MOST_JOINED_NODES = 200
 """Of neighbors that become one segment: the C++ compiler takes more than twice as long for twice the code."""
 
-
 MOST_JOINED_BLOCKS = 4
-"""That repeat, and become one segment all the same: their code takes the compiler no longer than what never repeats."""
+"""Of equal ones that are joined like what does not repeat; of more, each is a segment, compiled once for all."""
 
 
 @dataclass(frozen=True, kw_only=True)
