@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks import compare_bare
 from benchmarks.compare_networks import IGNORED, IMAGES, SIZES, loss_of, make_batches, make_network
 from benchmarks.compare_protocol import reset_peak, resident_bytes, say, serve
 
@@ -157,7 +156,6 @@ def train_with_onward(
         threads: of torch.
         clip: the largest gradient norm; None: any.
     """
-    compare_bare.fill_in()
     from onward.data.in_memory import InMemoryDataLoader
     from onward.engine.building.assembly import assemble
     from onward.engine.building.preparation import feature_ranges, plan_run, read_training_graph

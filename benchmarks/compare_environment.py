@@ -9,8 +9,6 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import compare_bare
-
 PEERS = Path(__file__).parent.parent / ".venv-peers"
 """Where `make peers` puts them: onnxruntime-training wants an older numpy and onnx than everything else."""
 _ORT, _ONNX2TORCH = PEERS / "bin" / "python", PEERS / "onnx2torch"
@@ -31,8 +29,6 @@ def missing_packages(ort_python: str | None, onnx2torch: str | None) -> dict[str
     folder = None if onnx2torch is None else Path(onnx2torch) / "onnx2torch"
     if find_spec("onnx2torch") is None and (folder is None or not folder.is_dir()):
         missing["onnx2torch"] = "left out (`make peers` installs it)"
-    for name in compare_bare.fill_in():
-        missing[name] = "parameters are taken unchecked"
     return missing
 
 

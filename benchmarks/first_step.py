@@ -24,22 +24,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks import compare_bare
 from benchmarks.compare_networks import Size, loss_of, make_batches, make_network
 from benchmarks.compare_protocol import cpu_seconds
-
-compare_bare.fill_in()
-
-from onward.engine.network.compilation import Compilation  # noqa: E402
-from onward.engine.network.forward import Forward  # noqa: E402
-from onward.engine.network.network import Network  # noqa: E402
-from onward.engine.network.precision import Precision  # noqa: E402
-from onward.graph.losses.spec import LossSpec  # noqa: E402
-from onward.graph.reading.model_file import read_model  # noqa: E402
-from onward.graph.training_graph import make_training_graph  # noqa: E402
-from onward.lowering.module import OnnxModule  # noqa: E402
-from onward.parameters import Recompute  # noqa: E402
-from onward.plan.costs.segments import plan_segments  # noqa: E402
+from onward.engine.network.compilation import Compilation
+from onward.engine.network.forward import Forward
+from onward.engine.network.network import Network
+from onward.engine.network.precision import Precision
+from onward.graph.losses.spec import LossSpec
+from onward.graph.reading.model_file import read_model
+from onward.graph.training_graph import make_training_graph
+from onward.lowering.module import OnnxModule
+from onward.parameters import Recompute
+from onward.plan.costs.segments import plan_segments
 
 WAYS = ("uncompiled", "segments", "by hand")
 

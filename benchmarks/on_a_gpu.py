@@ -15,8 +15,6 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import compare_bare
-
 PACKAGES = (
     "torch",
     "triton",
@@ -43,7 +41,6 @@ PACKAGES = (
     "pillow",
     "scikit-learn",
 )
-WITHOUT = {"pydantic": "parameters are taken unchecked, and no RUN.yaml is read: `onward train` does not work"}
 SAMPLES, STEPS = 64, 8
 
 
@@ -54,7 +51,7 @@ def show_environment() -> None:
         try:
             print(f"{name} {version(name)}")
         except PackageNotFoundError:
-            print(f"{name} MISSING{': ' + WITHOUT[name] if name in WITHOUT else ''}")
+            print(f"{name} MISSING")
     print(f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}")
     print(f"NCCL {'there' if torch.distributed.is_nccl_available() else 'MISSING'}")
     for name in ("gcc", "g++", "nvidia-smi"):
@@ -67,7 +64,6 @@ def show_environment() -> None:
 
 def find_batch_size(size: str, device: str) -> None:
     """Trains GPT-2 with the largest micro-batch that is found, in bf16, and prints forecast, memory and speed."""
-    compare_bare.fill_in()
     import onnx_ir as ir
 
     from onward.engine.building.preparation import feature_ranges

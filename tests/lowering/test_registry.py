@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Callable
+from typing import Any
 
+import pytest
+import torch
+from torch import fx
+
+from onward.lowering.kernels.unsigned import unsigned
 from onward.lowering.registry import RESERVED, all_lowerings, find_host_lowering, find_lowering, lowers
+from onward.lowering.rewriting.exact_nodes import without_autocast
 
 
 @pytest.mark.parametrize(
@@ -45,3 +52,20 @@ def test_a_parameter_that_is_not_there_is_a_mistake() -> None:
     with pytest.raises(AssertionError, match=r"Nonsense: host inputs {'axes'} are not parameters"):
         lowers("Nonsense", host=("axes",))(lambda x: x)
     assert find_lowering("", "Nonsense", 20) is None
+
+
+def called(function: Callable[..., Any]) -> object:
+    """What generated code calls where a graph has this function: torch's own are written by their names."""
+    graph = fx.Graph()
+    graph.output(graph.call_function(function))
+    code = fx.GraphModule({}, graph)
+    name = code.code.split("= ")[1].split("(")[0]
+    return eval(name, code.forward.__globals__)
+
+
+def test_generated_code_calls_the_functions_themselves() -> None:
+    """Also those that are made of torch's, and so have their names."""
+    others = {one.op_type for one in all_lowerings() if called(one.function) is not one.function}
+    assert not others
+    made = [wrap(torch.add) for wrap in (without_autocast, unsigned("wraps"))]
+    assert [called(one) for one in made] == made

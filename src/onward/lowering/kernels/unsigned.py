@@ -61,6 +61,7 @@ def unsigned(meaning: Literal["wraps", "orders", "compares"]) -> Callable[[_Func
                 return result
             return result.to(dtype) if meaning == "wraps" else narrow_ordered(result, dtype)
 
+        call.__module__ = __name__  # generated code would call a function by torch's name for it, and not this one
         return cast(_Function, call)
 
     return decorate

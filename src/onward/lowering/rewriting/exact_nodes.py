@@ -69,4 +69,5 @@ def without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
         with torch.autocast(kinds[0] if kinds else "cpu", enabled=False):
             return function(*arguments, **options)
 
+    exact.__module__ = __name__  # generated code would call a function by torch's name for it, and not this one
     return exact
