@@ -1,14 +1,17 @@
 import itertools
+import threading
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from onward.data import prefetch
 from onward.data.batches import START, DataCursor
 from onward.data.in_memory import InMemoryDataLoader, SyntheticFeature, make_synthetic_loader
 from onward.data.shard import FeatureSpec
-from onward.errors import DataError, ParametersError
+from onward.errors import DataError, OnwardError, ParametersError
 
 
 def take(loader, batch_size, count, cursor=START):
@@ -32,6 +35,7 @@ def test_batches_over_epochs_and_one_pass():
     assert values(take(InMemoryDataLoader({"x": np.arange(5)}, last_batch="short"), 4, 3))[1] == [4]
 
 
+@pytest.mark.parametrize("is_ahead", [False, True])
 @settings(max_examples=50, deadline=None)
 @given(
     data=st.data(),
@@ -39,7 +43,12 @@ def test_batches_over_epochs_and_one_pass():
     batch_size=st.integers(1, 9),
     shuffle=st.booleans(),
 )
-def test_resuming_equals_never_stopping_and_epochs_are_complete(data, count, batch_size, shuffle):
+def test_resuming_equals_never_stopping_and_epochs_are_complete(is_ahead, data, count, batch_size, shuffle):
+    with patch.object(prefetch, "WORTH_A_THREAD_BYTES", 0 if is_ahead else 1 << 20):
+        check_resuming(data, count, batch_size, shuffle)
+
+
+def check_resuming(data, count, batch_size, shuffle):
     last_batch = data.draw(st.sampled_from(["wrap", "short", *(["drop"] if batch_size <= count else [])]))
     arrays = {"x": np.arange(count), "z": np.arange(count * 2.0).reshape(count, 2)}
     loader = InMemoryDataLoader(arrays, shuffle=shuffle, seed=4, last_batch=last_batch)
@@ -97,3 +106,14 @@ def test_synthetic_data_have_the_shapes_dtypes_and_ranges_asked_for():
         make_synthetic_loader({"x": SyntheticFeature((), np.int64, 1, 1)}, 3)
     with pytest.raises(ParametersError, match="sample_count is 0"):
         make_synthetic_loader(features, 0)
+
+
+def test_large_batches_are_put_together_in_the_background_until_the_loader_is_closed():
+    loader = InMemoryDataLoader({"x": np.zeros((4, 1 << 18))})
+    batches = loader.batches(1)
+    assert {next(batches).features["x"].nbytes for _ in range(6)} == {1 << 21}
+    (thread,) = (one for one in threading.enumerate() if one.name == "onward-prefetch")
+    loader.close()
+    assert not thread.is_alive()
+    with pytest.raises(OnwardError, match="the data loader was closed while its batches were still being read"):
+        list(batches)

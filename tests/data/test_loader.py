@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from onward.data import loader as loader_module
+from onward.data import prefetch
 from onward.data.batches import START, DataCursor
 from onward.data.loader import DataLoader
 from onward.data.shard import FeatureSpec, Shard
@@ -25,7 +25,7 @@ LISTS = st.lists(st.integers(1, 7), min_size=1, max_size=5)
 @pytest.fixture(autouse=True, params=["inline", "ahead"])
 def small_batches(request, monkeypatch):
     """Small batches are put together when they are asked for, large ones ahead: what holds for one holds for both."""
-    monkeypatch.setattr(loader_module, "_WORTH_A_THREAD_BYTES", 1 << 20 if request.param == "inline" else 0)
+    monkeypatch.setattr(prefetch, "WORTH_A_THREAD_BYTES", 1 << 20 if request.param == "inline" else 0)
     return request.param == "inline"
 
 

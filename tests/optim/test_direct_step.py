@@ -12,8 +12,10 @@ from torch import nn
 from onward.optim.direct_step import take_step, take_step_of
 
 
-def trained(kind: type[torch.optim.Optimizer], is_direct: bool, **options: Any) -> list[torch.Tensor]:
-    """Weights and slots after four updates; one weight lacks a gradient in the second."""
+def trained(
+    kind: type[torch.optim.Optimizer], is_direct: bool, says_overflow: bool = False, **options: Any
+) -> list[torch.Tensor]:
+    """Weights and slots after four updates; one weight lacks a gradient in the second, and the third may overflow."""
     generator = torch.Generator().manual_seed(0)
     weights = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((3, 4), (5,), ())]
     groups = [{"params": weights[:2]}, {"params": weights[2:], "lr": 0.3}]
@@ -24,19 +26,24 @@ def trained(kind: type[torch.optim.Optimizer], is_direct: bool, **options: Any) 
         if update == 1:
             weights[1].grad = None
         optimizer.param_groups[0]["lr"] = 0.1 / (update + 1)
+        if says_overflow:
+            optimizer.found_inf = torch.tensor(float(update == 2))  # type: ignore[attr-defined]
         (take_step if is_direct else type(optimizer).step)(optimizer)
     slots = [tensor for weight in weights for tensor in optimizer.state[weight].values()]
     return [*weights, *slots]
 
 
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
-def test_the_bits_are_torchs_own(kind: type[torch.optim.Optimizer]) -> None:
+@pytest.mark.parametrize("says_overflow", [False, True])
+def test_the_bits_are_torchs_own(kind: type[torch.optim.Optimizer], says_overflow: bool) -> None:
+    """Also of an update that is skipped by what the device says."""
     steps = []
     with patch.object(kind, "step", autospec=True, side_effect=kind.step) as called:
-        own = trained(kind, True, fused=True)
+        own = trained(kind, True, says_overflow, fused=True)
         steps.append(called.call_count)
-    expected = trained(kind, False, fused=True)
+    expected = trained(kind, False, says_overflow, fused=True)
     assert all(map(torch.equal, own, expected))
+    assert own[3] == (3.0 if says_overflow else 4.0)  # updates of the first weight
     assert steps == [1]  # the first update makes the slots
 
 

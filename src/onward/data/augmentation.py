@@ -15,13 +15,12 @@ from typing import Protocol
 import numpy as np
 
 from onward.data.batches import Batch
-from onward.data.prefetch import Prefetch
+from onward.data.prefetch import WORTH_A_THREAD_BYTES, Prefetch
 from onward.errors import DataError, ParametersError
 from onward.parameters.augmentation import Augmentation
 
 _CHANNELS = (1, 3, 4)
 _LUMINANCE = np.array([0.299, 0.587, 0.114], np.float32)
-_WORTH_A_THREAD_BYTES = 1 << 20
 _WORD = 2.0**64
 
 
@@ -50,7 +49,7 @@ def augmented(
         if first is None:
             return
         varied = vary(first, asked, labels, seed)
-        is_large = varied.features[asked.feature].nbytes >= _WORTH_A_THREAD_BYTES
+        is_large = varied.features[asked.feature].nbytes >= WORTH_A_THREAD_BYTES
         yield varied
         del first, varied
         if not is_large:

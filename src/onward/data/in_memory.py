@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -20,6 +22,7 @@ from onward.data.batches import (
     describe_features,
 )
 from onward.data.epoch_order import EpochOrder
+from onward.data.prefetch import Prefetch, run_ahead
 from onward.data.shard import FeatureSpec
 from onward.errors import DataError, ParametersError
 
@@ -102,6 +105,7 @@ class InMemoryDataLoader(SampleLoader):
             )
         super().__init__(int(next(iter(arrays.values())).shape[0]), shuffle, seed, last_batch)
         self._features = arrays
+        self._open: weakref.WeakSet[Prefetch[Any, Any]] = weakref.WeakSet()
 
     def split(self, fraction: float, seed: int) -> tuple[InMemoryDataLoader, InMemoryDataLoader]:
         """Two loaders: of the samples that stay, and of the share that is drawn from them, in their order.
@@ -123,6 +127,19 @@ class InMemoryDataLoader(SampleLoader):
     def feature_specs(self) -> dict[str, FeatureSpec]:
         """Model input name -> shape and dtype of one sample."""
         return describe_features(self._features)
+
+    def batches(self, batch_size: int, cursor: DataCursor = START) -> Iterator[Batch]:
+        """As any `SampleLoader`, large ones put together in the background."""
+        return run_ahead(super().batches(batch_size, cursor), self._open)
+
+    def one_pass(self, batch_size: int) -> Iterator[Batch]:
+        """As any `SampleLoader`, large ones put together in the background."""
+        return run_ahead(super().one_pass(batch_size), self._open)
+
+    def close(self) -> None:
+        """Stops the background work; iterators still open raise when asked for more."""
+        for prefetch in list(self._open):
+            prefetch.close()
 
     def _blocks(
         self, order: EpochOrder, cursor: DataCursor, epochs: int | None = None

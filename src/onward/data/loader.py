@@ -23,7 +23,7 @@ from onward.data.batches import (
 from onward.data.epoch_order import EpochOrder
 from onward.data.manifest import MANIFEST_NAME
 from onward.data.numbering import Numbering
-from onward.data.prefetch import Prefetch
+from onward.data.prefetch import Prefetch, run_ahead
 from onward.data.shard import FeatureSpec, Shard, check_name_map, load_shard, read_feature_specs
 from onward.data.shard_files import find_shard_files
 from onward.data.shard_format import index_shard
@@ -31,7 +31,6 @@ from onward.data.stored_rows import Rows, open_rows
 from onward.errors import DataError, ParametersError
 from onward.retries import persistently
 
-_WORTH_A_THREAD_BYTES = 1 << 20
 """Below this size, handing a batch from thread to thread takes longer than copying its samples."""
 
 
@@ -183,7 +182,7 @@ class DataLoader:
         cursor = self._locate(cursor)
         visits = self._endless_visits(cursor)
         blocks = self._read(visits, self._order, cursor)
-        return self._run_ahead(cut_batches(blocks, batch_size, self._last_batch, self._count_dropped))
+        return run_ahead(cut_batches(blocks, batch_size, self._last_batch, self._count_dropped), self._open)
 
     def one_pass(self, batch_size: int) -> Iterator[Batch]:
         """Batches for evaluation: every sample of this rank once, unshuffled, the last batch as short as it comes.
@@ -195,7 +194,7 @@ class DataLoader:
         check_batch_size(batch_size)
         visits = (_Visit(0, file, file) for file in range(len(self.files)))
         blocks = self._read(visits, EpochOrder(False, 0), DataCursor(epoch=0, sample=0, file=0))
-        return self._run_ahead(cut_batches(blocks, batch_size, "short", self._count_dropped))
+        return run_ahead(cut_batches(blocks, batch_size, "short", self._count_dropped), self._open)
 
     def cursor_at(self, epoch: int, sample: int) -> DataCursor:
         """The cursor after `sample` samples of an epoch, found through the files' indexes without reading data.
@@ -295,23 +294,6 @@ class DataLoader:
         finally:
             prefetch.stop()
 
-    def _run_ahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Puts large batches together one ahead, on a second background thread, while the consumer works."""
-        first = next(batches, None)
-        if first is None or sum(array.nbytes for array in first.features.values()) < _WORTH_A_THREAD_BYTES:
-            if first is not None:
-                yield first
-            yield from batches
-            return
-        prefetch = Prefetch(batches, _pass_on, capacity=2)
-        self._open.add(prefetch)
-        try:
-            yield first
-            del first
-            yield from prefetch
-        finally:
-            prefetch.stop()
-
     def _load_visit(self, visit: _Visit) -> tuple[_Visit, Shard | Rows] | None:
         """Runs in the background; None: the file is skipped."""
         path = self.files[visit.file]
@@ -386,7 +368,3 @@ class DataLoader:
 
     def _count_dropped(self, samples: int) -> None:
         self.dropped_samples += samples
-
-
-def _pass_on(batch: Batch) -> Batch:
-    return batch

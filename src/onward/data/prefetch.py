@@ -7,14 +7,18 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+from onward.data.batches import Batch
 from onward.errors import OnwardError
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 _JOIN_SECONDS = 10.0
+
+WORTH_A_THREAD_BYTES = 1 << 20
+"""Batches of so many are put together on a thread of their own."""
 
 
 class _Shared(Generic[Task, Result]):
@@ -122,3 +126,30 @@ def _wait_for_room(shared: _Shared[Task, Result]) -> bool:
         while not shared.stopped and shared.held + len(shared.ready) >= shared.capacity:
             shared.changed.wait()
         return not shared.stopped
+
+
+def run_ahead(batches: Iterator[Batch], opened: weakref.WeakSet[Prefetch[Any, Any]]) -> Iterator[Batch]:
+    """Puts large batches together one ahead, on a background thread, while the consumer works.
+
+    Args:
+        batches: in their order.
+        opened: takes what is to be closed with the loader.
+    """
+    first = next(batches, None)
+    if first is None or sum(array.nbytes for array in first.features.values()) < WORTH_A_THREAD_BYTES:
+        if first is not None:
+            yield first
+        yield from batches
+        return
+    prefetch: Prefetch[Batch, Batch] = Prefetch(batches, _pass_on, capacity=2)
+    opened.add(prefetch)
+    try:
+        yield first
+        del first
+        yield from prefetch
+    finally:
+        prefetch.stop()
+
+
+def _pass_on(batch: Batch) -> Batch:
+    return batch

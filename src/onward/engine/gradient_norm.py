@@ -1,4 +1,4 @@
-"""The norm of all gradients and clipping by it, as torch has them; on a CPU without sorting tensors by device and type.
+"""The norm of all gradients and clipping by it, as torch has them, without sorting tensors by device and type.
 
 torch multiplies by 1 where nothing is to be clipped, so as not to wait for a GPU. A CPU knows the norm.
 """
@@ -41,20 +41,22 @@ def clip(weights: Sequence[torch.nn.Parameter], max_norm: float, norm: torch.Ten
         is_norm_read: the host knows it already, so that nothing is waited for.
     """
     gradients = [weight.grad for weight in weights if weight.grad is not None]
-    if not (is_norm_read and norm.is_cpu and _are_alike(gradients)):
+    if not _are_alike(gradients):
         clip_grads_with_norm_(weights, max_norm, norm)
         return
     with torch.no_grad():
         factor = max_norm / (norm + 1e-6)
-        if not float(factor) >= 1.0:  # NaN included, as torch passes it on
+        if not (is_norm_read and norm.is_cpu):
+            torch._foreach_mul_(gradients, factor.clamp(max=1.0).to(gradients[0].device))
+        elif not float(factor) >= 1.0:  # NaN included, as torch passes it on
             torch._foreach_mul_(gradients, factor)
 
 
 def _are_alike(gradients: Sequence[torch.Tensor]) -> bool:
-    """Whether there are any, and all are plain dense tensors of one type on the CPU."""
+    """Whether there are any, and all are plain dense tensors of one type on one device."""
     for one in gradients:  # a generator would take twice as long
-        if type(one) is not torch.Tensor or not one.is_cpu or one.layout is not torch.strided:
+        if type(one) is not torch.Tensor or one.layout is not torch.strided:
             return False
-        if one.dtype is not gradients[0].dtype:
+        if one.dtype is not gradients[0].dtype or one.device != gradients[0].device:
             return False
     return bool(gradients)

@@ -150,9 +150,7 @@ class TrainState:
         """Puts running statistics back to where they were at the mark; if `where` is true, a boolean on the device."""
         assert self._mark is not None
         kept, now = self._mark.statistics, self._statistics()
-        if where is not None:
-            kept = [torch.where(where, old, new) for old, new in zip(kept, now, strict=True)]
-        _copy_all(kept, now)
+        _copy_all(kept if where is None else _choose(where, kept, now), now)
 
     def count_skipped_later(self, skipped: torch.Tensor) -> None:
         """Remembers whether an update was skipped, a boolean on the device that nobody waits for yet."""
@@ -390,6 +388,17 @@ class TrainState:
         self.set_random_states(random)
         self._update_followers()
         return notes
+
+
+def _choose(where: torch.Tensor, one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors of the first list if `where` is true, else those of the second; by few kernels for many tensors."""
+    chosen = list(other)
+    for dtype in {tensor.dtype for tensor in one}:
+        places = [place for place, tensor in enumerate(one) if tensor.dtype == dtype]
+        flat = torch.where(where, *(torch.cat([few[place].flatten() for place in places]) for few in (one, other)))
+        for place, part in zip(places, flat.split([one[place].numel() for place in places]), strict=True):
+            chosen[place] = part.view_as(one[place])
+    return chosen
 
 
 def _copy_all(source: list[torch.Tensor], target: list[torch.Tensor]) -> None:

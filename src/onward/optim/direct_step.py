@@ -1,4 +1,4 @@
-"""A step of torch's fused Adam and AdamW on a CPU without their bookkeeping, which takes a small network longer.
+"""A step of torch's fused Adam and AdamW without their bookkeeping, which takes a small network longer.
 
 `Optimizer.step` checks and sorts every weight, its gradient and its moments by device and type at each call. Where all
 are of one kind, the kernel that it ends in is called at once.
@@ -20,6 +20,7 @@ def take_step(optimizer: torch.optim.Optimizer) -> None:
     if calls is None:
         optimizer.step()
         return
+    overflowed: torch.Tensor | None = getattr(optimizer, "found_inf", None)
     with torch.no_grad():
         for group, weights, (averages, squares, counts) in calls:
             torch._foreach_add_(counts, 1)
@@ -39,8 +40,10 @@ def take_step(optimizer: torch.optim.Optimizer) -> None:
                 eps=group["eps"],
                 maximize=False,
                 grad_scale=None,
-                found_inf=None,
+                found_inf=overflowed,
             )
+            if overflowed is not None:
+                torch._foreach_sub_(counts, [overflowed] * len(counts))
 
 
 def take_step_of(optimizer: torch.optim.Optimizer, group: dict[str, Any], weight: torch.Tensor) -> None:
@@ -60,7 +63,7 @@ def _kernel_calls(optimizer: torch.optim.Optimizer) -> list[_Call] | None:
     """Every group with its weights and their slots; None: the optimizer does more than to call one kernel for each."""
     if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW) or _has_hooks(optimizer):
         return None
-    if any(getattr(optimizer, name, None) is not None for name in ("grad_scale", "found_inf")):
+    if getattr(optimizer, "grad_scale", None) is not None:
         return None
     calls = []
     for group in optimizer.param_groups:
@@ -81,10 +84,12 @@ def _has_hooks(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _are_alike(weights: list[torch.nn.Parameter]) -> bool:
-    """Whether all are plain tensors of one type on the CPU, and so are their dense gradients."""
+    """Whether all are plain tensors of one type on one device, and so are their dense gradients."""
     for weight in weights:
         gradient = weight.grad
-        if type(weight) is not torch.nn.Parameter or type(gradient) is not torch.Tensor or not weight.is_cpu:
+        if type(weight) is not torch.nn.Parameter or type(gradient) is not torch.Tensor:
+            return False
+        if not weight.device == gradient.device == weights[0].device:
             return False
         if not weight.dtype is gradient.dtype is weights[0].dtype or gradient.layout is not torch.strided:
             return False

@@ -111,7 +111,7 @@ def count_not_finite(device: torch.device, tensors: Sequence[torch.Tensor]) -> t
     if not tensors:
         return torch.zeros((), dtype=torch.float64, device=device)
     largest = torch._foreach_norm(list(tensors), math.inf)  # NaN where there is one
-    return torch.stack([one.to(device).double() for one in largest]).isfinite().logical_not().sum().double()
+    return torch.stack([one.to(device) for one in largest]).isfinite().logical_not().sum().double()
 
 
 class CountsOnDevice:

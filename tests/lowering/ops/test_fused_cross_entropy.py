@@ -81,19 +81,34 @@ def test_rows_of_logits_that_are_aligned_change_nothing(
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's compiler does that
-def test_chunks_are_compiled_without_a_graph_break(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two chunks of 256 rows, forward and backward; the gradients are those of eager code."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("alignment", [1, 16])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_chunks_are_compiled_without_a_graph_break(
+    dtype: torch.dtype, alignment: int, has_bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two chunks of 256 rows, forward and backward; the gradients are those of eager code, with zeros where labels are
+    ignored and classes of weights of their own."""
     monkeypatch.setitem(fused_cross_entropy.COMPILED_BYTES, "cpu", 0)
+    monkeypatch.setitem(fused_cross_entropy.ALIGNED_BYTES, "cpu", alignment)
+    torch._dynamo.reset()
     generator = torch.Generator().manual_seed(0)
-    hidden, weight = (torch.randn(shape, generator=generator) for shape in ((512, 8), (40, 8)))
-    labels = torch.randint(0, 40, (512,), generator=generator)
+    drawn = [torch.randn(shape, generator=generator).to(dtype) for shape in ((512, 8), (41, 8), (41,))][: 2 + has_bias]
+    labels = torch.randint(0, 41, (512,), generator=generator)
+    labels[::3] = -1
+    class_weights = torch.rand(41, generator=generator)
     found = {}
     for name, compute in (
         ("eager", fused_cross_entropy.linear_cross_entropy),
         ("compiled", torch.compile(fused_cross_entropy.linear_cross_entropy, backend="aot_eager", fullgraph=True)),
     ):
-        inputs = [tensor.clone().requires_grad_() for tensor in (hidden, weight)]
-        loss = compute(*inputs, labels)
+        inputs = [tensor.clone().requires_grad_() for tensor in drawn]
+        hidden, weight, *bias = inputs
+        named = {"class_weights": class_weights, "bias": bias[0] if bias else None, "ignore_index": -1}
+        loss = compute(hidden, weight, labels, **named)
         found[name] = (loss, *torch.autograd.grad(2 * loss, inputs))
+    # In bf16 a gradient of the scores may round to one step more or less, as does their sum.
+    bound = 1e-6 if dtype == torch.float32 else 2**-7
     for eager, compiled in zip(*found.values(), strict=True):
-        torch.testing.assert_close(compiled, eager, rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(compiled, eager, rtol=bound, atol=bound * float(eager.detach().abs().max()))
+    assert not found["compiled"][1][::3].any()

@@ -277,7 +277,7 @@ def _compilation(
     notes = [] if choice.note is None else [choice.note]
     if recorded and not choice.is_on:
         notes.append("speed.cuda_graphs: off, since what is recorded is compiled code.")
-    recomputes = mesh.device.type == "cpu" and parameters.recompute.cheap_activations
+    recomputes = parameters.recompute.cheap_activations
     return (Compilation(wanted is True, notify, recorded, recomputes) if choice.is_on else None), notes
 
 

@@ -19,7 +19,7 @@ from onward.lowering.rewriting.float8 import why_not, with_float8_products
 from onward.parameters import MixedPrecision
 from onward.spelling import shortened
 
-PART = 2**20
+PART = {"cpu": 2**20, "cuda": 2**26}
 """So many elements are cast at a time."""
 
 LISTED = 5
@@ -71,8 +71,9 @@ class Precision:
         lowered = torch.empty_like(tensor, dtype=dtype, memory_format=torch.contiguous_format)
         # Part by part: temporary tensors of a large embedding would take several times its memory.
         target, source = lowered.view(-1), tensor.reshape(-1)
-        for start in range(0, tensor.numel(), PART):
-            target[start : start + PART] = self._finite(source[start : start + PART])
+        part = PART.get(tensor.device.type, PART["cpu"])
+        for start in range(0, tensor.numel(), part):
+            target[start : start + part] = self._finite(source[start : start + part])
         return lowered
 
     def _finite(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -182,27 +182,26 @@ class _Chunked(torch.autograd.Function):
             torch.zeros(matrix.shape[0], dtype=wide, device=rows.device) if bias is not None and wanted[2] else None
         )
         size = rows_of_chunk(rows.device.type, matrix)
+        differentiate = _differentiated_at_once if torch.compiler.is_compiling() else _differentiated_in_place
         with torch.autocast(rows.device.type, enabled=False):
             starts = range(0, rows.shape[0], size)
             # Of tensors without memory two chunks take and leave what all do.
             for start in starts[:2] if isinstance(rows, FakeTensor) else starts:
                 chunk = slice(start, start + size)
                 part = rows[chunk]
-                # The scores of classes that only align rows are zero, and stay so.
+                # The scores of classes that only align rows are zero, as are their gradients.
                 scores = multiply(part, padded.T, padded_bias)
-                gradient = _widened(scores[:, :classes])
-                total += _differentiated(gradient, labels[chunk], shares[chunk])
+                loss, scores = differentiate(scores, classes, labels[chunk], shares[chunk])
+                total += loss
                 if not any(wanted[:3]):
                     continue
                 if of_bias is not None:
-                    of_bias += gradient.sum(0)
-                if gradient.dtype != scores.dtype:
-                    scores[:, :classes] = gradient
+                    of_bias += _sum_of_columns(scores, wide)[:classes]
                 if of_rows is not None:
                     of_rows[chunk] = multiply(scores, padded)
                 if of_matrix is not None:
                     _add_product(of_matrix, scores.T, part, is_first=not start)
-                del gradient, scores  # or they would live alongside the next chunk
+                del scores  # or they would live alongside the next chunk
         scale = torch.ones((), dtype=wide, device=rows.device)
         if mean:
             count = shares.sum()
@@ -234,8 +233,12 @@ def _runs_again() -> bool:
     return torch.compiler.is_compiling() or bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
-def _differentiated(logits: Tensor, labels: Tensor, shares: Tensor) -> Tensor:
-    """The loss of logits [N, V], summed with the shares [N, 1] of their labels [N, 1]; they become its gradient."""
+def _differentiated_in_place(scores: Tensor, classes: int, labels: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+    """The loss of scores [N, V'], of which the first `classes` columns are logits, and their gradient in their place.
+
+    The loss is summed with the shares [N, 1] of the labels [N, 1].
+    """
+    logits = _widened(scores[:, :classes])
     total = torch.zeros((), dtype=logits.dtype, device=logits.device)
     size = rows_of_block(logits)
     for start in range(0, logits.shape[0], size):
@@ -246,7 +249,29 @@ def _differentiated(logits: Tensor, labels: Tensor, shares: Tensor) -> Tensor:
         sums = exponentials.sum(-1, keepdim=True)
         total += ((sums.log() + highest - score) * share).sum()
         exponentials.mul_(share / sums).scatter_add_(1, label, -share)
-    return total
+    if logits.dtype != scores.dtype:
+        scores[:, :classes] = logits
+    return total, scores
+
+
+def _differentiated_at_once(scores: Tensor, classes: int, labels: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+    """The same in new tensors: the compiler does not fuse what is written to places that depend on values."""
+    logits, places = _widened(scores), torch.arange(scores.shape[1], device=scores.device)
+    if classes < scores.shape[1]:
+        logits = torch.where(places < classes, logits, -torch.inf)
+    score, highest = logits.gather(1, labels), logits.amax(-1, keepdim=True)
+    exponentials = (logits - highest).exp()
+    sums = exponentials.sum(-1, keepdim=True)
+    total = ((sums.log() + highest - score) * shares).sum()
+    gradient = (exponentials / sums - (places == labels).to(logits.dtype)) * shares
+    return total, gradient.to(scores.dtype)
+
+
+def _sum_of_columns(gradient: Tensor, dtype: torch.dtype) -> Tensor:
+    """Of [N, V']. Compiled, a product: the sums of all chunks would become one kernel, for which all are kept."""
+    if not torch.compiler.is_compiling():
+        return gradient.sum(0, dtype=dtype)
+    return (gradient.T @ gradient.new_ones(gradient.shape[0], 8))[:, 0].to(dtype)
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor, is_first: bool) -> None:
