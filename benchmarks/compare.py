@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,91 @@ def command_of(way: str, folder: Path, ort_python: str | None) -> list[str]:
     return [sys.executable, "-m", "benchmarks.compare_contestants", way, str(folder)]
 
 
+@dataclass
+class Race:
+    """The ways of training one network, started or not.
+
+    Attributes:
+        task: which network.
+        folder: with its files.
+        failure: why it could not be prepared.
+        work: what `prepare` told of it.
+        runners: way -> its process.
+        found: way -> what it took so far.
+    """
+
+    task: Task
+    folder: Path
+    failure: str | None = None
+    work: dict[str, Any] = field(default_factory=dict)
+    runners: dict[str, Contestant] = field(default_factory=dict)
+    found: dict[str, Measured] = field(default_factory=dict)
+
+    def prepare(self) -> None:
+        """Writes batches and ONNX files."""
+        (self.folder / "task.json").write_text(json.dumps(asdict(self.task)))
+        done = subprocess.run(command_of("prepare", self.folder, None), capture_output=True, text=True)
+        if done.returncode:
+            self.failure = done.stderr.strip().splitlines()[-1]
+        else:
+            self.work = json.loads((self.folder / "work.json").read_text())
+
+    def start(self, way: str, ort_python: str | None) -> None:
+        """Trains a first step and those that are not counted."""
+        on_cpu = self.task.device == "cpu"
+        environment = {
+            "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "cache" / way.replace(" ", "-")),
+            "OMP_NUM_THREADS": str(self.task.threads),
+        }
+        if on_cpu:
+            environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # in this process, whose computing is counted
+        command, found = command_of(way, self.folder, ort_python), Measured()
+        runner = Contestant(way, command, environment, self.folder / f"{way}.log")
+        self.runners[way], self.found[way] = runner, found
+        first = runner.ask("steps 1")
+        if first is not None:
+            found.first_step = first["cpu_total"] if on_cpu else first["since_start"]
+            found.losses = first["losses"]
+            runner.ask(f"steps {WARM}")
+
+    def run(self, ways: Sequence[str], rounds: int, steps: int) -> None:
+        """Lets these take turns, and ends them."""
+        kind = "cpu" if self.task.device == "cpu" else "wall"
+        for _ in range(rounds):
+            for way in ways:
+                answer, found = self.runners[way].ask(f"steps {steps}"), self.found[way]
+                if answer is not None:
+                    found.rounds.append(statistics.median(answer[kind]))
+                    text = f"{self.task.model} {way}: {1e3 * found.rounds[-1]:.1f} ms a step"
+                    print(text, file=sys.stderr, flush=True)
+                    found.losses += answer["losses"]
+        for way in ways:
+            runner, found = self.runners[way], self.found[way]
+            memory = runner.ask("memory") if way != "product" else None
+            if memory is not None:
+                found.tensor_bytes, found.resident_bytes = memory["tensor_bytes"], memory["resident_bytes"]
+            found.failure = runner.failure
+            runner.end()
+
+    def result(self, profiles: Path | None) -> dict[str, Any]:
+        """What was found; the profile of a step of each way goes into a folder."""
+        if self.failure is not None:
+            return {"task": asdict(self.task), "failure": self.failure}
+        for path in self.folder.glob("*.profile") if profiles is not None else ():
+            assert profiles is not None
+            profiles.mkdir(parents=True, exist_ok=True)
+            name = f"{self.task.model}-{self.task.size}-{path.stem.replace(' ', '-')}.txt"
+            (profiles / name).write_text(path.read_text())
+        product = self.found.pop("product")
+        return {
+            "task": asdict(replace(self.task, onnx2torch=None)),
+            "size": asdict(SIZES[self.task.model][self.task.size]),
+            "work": self.work,
+            "product_rate": statistics.median(product.losses) if product.losses else 0.0,
+            "ways": {way: asdict(found) for way, found in self.found.items()},
+        }
+
+
 def compare(
     task: Task,
     ways: Sequence[str],
@@ -109,66 +195,35 @@ def compare(
         profiles: a folder for the profile of a step of each way.
     """
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "task.json").write_text(json.dumps(asdict(task)))
-        prepared = subprocess.run(command_of("prepare", folder, None), capture_output=True, text=True)
-        if prepared.returncode:
-            return {"task": asdict(task), "failure": prepared.stderr.strip().splitlines()[-1]}
-        work = json.loads((folder / "work.json").read_text())
-        measured: dict[str, Measured] = {}
-        groups = [[*ways, "product"]] if in_turns else [[way] for way in (*ways, "product")]
-        for group in groups:
-            measured |= _race(group, folder, task, rounds, steps, ort_python)
-        for path in folder.glob("*.profile") if profiles is not None else ():
-            assert profiles is not None
-            profiles.mkdir(parents=True, exist_ok=True)
-            name = f"{task.model}-{task.size}-{path.stem.replace(' ', '-')}.txt"
-            (profiles / name).write_text(path.read_text())
-    product = measured.pop("product")
-    rate = statistics.median(product.losses) if product.losses else 0.0
-    return {
-        "task": asdict(replace(task, onnx2torch=None)),
-        "size": asdict(SIZES[task.model][task.size]),
-        "work": work,
-        "product_rate": rate,
-        "ways": {way: asdict(found) for way, found in measured.items()},
-    }
+        race = Race(task, Path(name))
+        race.prepare()
+        every = [*ways, "product"] if race.failure is None else []
+        for group in [every] if in_turns else [[way] for way in every]:
+            for way in group:  # one at a time: processes that start together would wait for each other
+                race.start(way, ort_python)
+            race.run(group, rounds, steps)
+        return race.result(profiles)
 
 
-def _race(
-    ways: Sequence[str], folder: Path, task: Task, rounds: int, steps: int, ort_python: str | None
-) -> dict[str, Measured]:
-    on_cpu = task.device == "cpu"
-    runners: dict[str, Contestant] = {}
-    found = {way: Measured() for way in ways}
-    for way in ways:
-        environment = {
-            "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache" / way.replace(" ", "-")),
-            "OMP_NUM_THREADS": str(task.threads),
-        }
-        if on_cpu:
-            environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # in this process, whose computing is counted
-        runner = Contestant(way, command_of(way, folder, ort_python), environment, folder / f"{way}.log")
-        runners[way] = runner
-        first = runner.ask("steps 1")  # one at a time: processes that start together would wait for each other
-        if first is not None:
-            found[way].first_step = first["cpu_total"] if on_cpu else first["since_start"]
-            found[way].losses = first["losses"]
-            runner.ask(f"steps {WARM}")
-    for _ in range(rounds):
-        for way, runner in runners.items():
-            answer = runner.ask(f"steps {steps}")
-            if answer is not None:
-                found[way].rounds.append(statistics.median(answer["cpu" if on_cpu else "wall"]))
-                print(f"{task.model} {way}: {1e3 * found[way].rounds[-1]:.1f} ms a step", file=sys.stderr, flush=True)
-                found[way].losses += answer["losses"]
-    for way, runner in runners.items():
-        memory = runner.ask("memory") if way != "product" else None
-        if memory is not None:
-            found[way].tensor_bytes, found[way].resident_bytes = memory["tensor_bytes"], memory["resident_bytes"]
-        found[way].failure = runner.failure
-        runner.end()
-    return found
+def compare_at_once(
+    tasks: Sequence[Task], ways: Sequence[str], rounds: int, steps: int, ort_python: str | None, profiles: Path | None
+) -> list[dict[str, Any]]:
+    """`compare` of several networks, all of whose processes start at once and are alive together.
+
+    Compiling takes most of the time on a GPU, and many cores; what first steps take then tells nothing.
+    """
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(len(tasks) * (len(ways) + 1)) as pool:
+        races = [Race(task, Path(name) / str(place)) for place, task in enumerate(tasks)]
+        for race in races:
+            race.folder.mkdir()
+        list(pool.map(Race.prepare, races))
+        ready = [race for race in races if race.failure is None]
+        starts = [pool.submit(race.start, way, ort_python) for race in ready for way in (*ways, "product")]
+        for start in starts:
+            start.result()
+        for race in ready:
+            race.run([*ways, "product"], rounds, steps)
+        return [race.result(profiles) for race in races]
 
 
 HEADER = (
@@ -266,6 +321,7 @@ def main() -> None:
     parser.add_argument("--ort-python", default=ORT_PYTHON, help="of an environment with onnxruntime-training 1.19.2")
     parser.add_argument("--onnx2torch", default=ONNX2TORCH, help="a folder to import it from, if it is not installed")
     parser.add_argument("--one-by-one", action="store_true", help="one process at a time, for networks that fill a GPU")
+    parser.add_argument("--at-once", action="store_true", help="start all networks' processes together, to save time")
     parser.add_argument("--profiles", type=Path, help="a folder for the profile of a step of each way")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
@@ -282,25 +338,28 @@ def main() -> None:
     date = datetime.date.today().isoformat()
     heading = f"# Training side by side, {date}\n\n{hardware(options.device, options.threads)}\n\n"
     turns = f"--rounds {options.rounds} --steps {options.steps} --threads {options.threads}"
+    turns += " --at-once" if options.at_once else ""
     load = f"{os.getloadavg()[0]:.0f} other processes wanted the {os.cpu_count()} cores when it began"
     command = f"`python -m benchmarks.compare {' '.join(tasks)} {turns}`; {load}.\n"  # without paths of this machine
     command += "".join(f"{name} is missing here: {what}.\n" for name, what in missing.items())
     print(heading + command, flush=True)
-    results, tables = [], []
     stem = f"{date}-{options.device}-{'-'.join(task.replace(':', '-') for task in tasks)}"
     options.out.mkdir(parents=True, exist_ok=True)
-    for text in tasks:
-        model, _, size = text.partition(":")
-        task = Task(model, size, options.device, on_gpu, True, options.threads, options.onnx2torch)
-        in_turns = not options.one_by_one
-        arguments = (options.rounds, options.steps, options.ort_python, in_turns, options.profiles)
-        results.append(compare(task, ways, *arguments))
-        tables.append(table(results[-1]))
-        print(tables[-1], flush=True)
+    wanted = [
+        Task(*text.split(":"), options.device, on_gpu, True, options.threads, options.onnx2torch)  # type: ignore[call-arg]
+        for text in tasks
+    ]
+    measure = (ways, options.rounds, options.steps, options.ort_python)
+    at_once = compare_at_once(wanted, *measure, options.profiles) if options.at_once else None
+    results = list[dict[str, Any]]()
+    for place, task in enumerate(wanted):
+        found = at_once[place] if at_once else compare(task, *measure, not options.one_by_one, options.profiles)
+        results.append(found)
+        print(table(found), flush=True)
         record = {"date": date, "hardware": hardware(options.device, options.threads), "missing": missing}
         record["results"] = results  # type: ignore[assignment]
         (options.out / f"{stem}.json").write_text(json.dumps(record, indent=1) + "\n")
-        (options.out / f"{stem}.md").write_text(heading + command + "\n" + "\n".join(tables))
+        (options.out / f"{stem}.md").write_text(heading + command + "\n" + "\n".join(map(table, results)))
 
 
 if __name__ == "__main__":

@@ -58,7 +58,8 @@ def make_onward(path: Path, compiled: bool, device: torch.device) -> tuple[Calla
     assert graph.loss is not None
     name = graph.loss
     net = OnnxModule(graph, (name,)).to(device)
-    network = Network(net, plan_segments(graph.model.graph, graph.weights, True, Recompute(), joins_blocks=compiled))
+    plan = plan_segments(graph.model.graph, graph.weights, True, Recompute(), blocks_joined=int(compiled))
+    network = Network(net, plan)
     network.compilation = Compilation(True, print) if compiled else None
     forward = Forward(network.train(), (name,), Precision(None))
     net.train()

@@ -34,8 +34,8 @@ from tests.fake_gpu.runs import ADAMW, BF16, CROSS_ENTROPY, Case, run
 from tests.fake_gpu.tensors import fake_gpu
 
 SAMPLES, BATCH, TOKENS, WORDS = 16, 2, 128, 1024
-LANGUAGE = Size(BATCH, TOKENS, layers=5, width=256, heads=4, groups=2, inner=1024, words=WORDS)
-"""More layers than become one segment."""
+LANGUAGE = Size(BATCH, TOKENS, layers=6, width=256, heads=4, groups=2, inner=1024, words=WORDS)
+"""Two segments of three layers."""
 NARROW = dataclasses.replace(LANGUAGE, width=128, heads=2)
 """Chunks of logits have as many rows as a layer is wide."""
 

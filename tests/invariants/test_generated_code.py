@@ -26,58 +26,58 @@ pytestmark = [
     ),
 ]
 
-GPT2_LAYER = (
-    "LayerNormalization to Add (19): 4, addmm 4, scaled_dot_product_flash_attention 1 | "
-    "15, mm 8, scaled_dot_product_flash_attention_backward 1"
+GPT2_LAYERS = (
+    "LayerNormalization to Add (57): 10, addmm 12, scaled_dot_product_flash_attention 3 | "
+    "47, mm 24, scaled_dot_product_flash_attention_backward 3"
 )
 GPT2_LOSS = "LayerNormalization to LinearCrossEntropy (3): 3, mm 1 | 5, mm 2"
-BERT_LAYER = (
-    "Linear to LayerNormalization (20): 3, addmm 6, scaled_dot_product_flash_attention 1 | "
-    "19, mm 12, scaled_dot_product_flash_attention_backward 1"
+BERT_LAYERS = (
+    "Linear to LayerNormalization (60): 9, addmm 18, scaled_dot_product_flash_attention 3 | "
+    "55, mm 36, scaled_dot_product_flash_attention_backward 3"
 )
 BERT_HEAD = "Linear to LayerNormalization (3): 1, addmm 1 | 6, mm 2"
-LLAMA_LAYER = (
-    "RMSNormalization to Add (30): 7, mm 7, scaled_dot_product_flash_attention 1 | "
-    "9, mm 14, scaled_dot_product_flash_attention_backward 1"
+LLAMA_LAYERS = (
+    "RMSNormalization to Add (90): 19, mm 21, scaled_dot_product_flash_attention 3 | "
+    "29, mm 42, scaled_dot_product_flash_attention_backward 3"
 )
 RESNET = "Conv to SoftmaxCrossEntropyLoss (30): 43, convolution 8, addmm 1 | 39, mm 2, convolution_backward 8"
 
 EXPECTED = {
-    "GPT-2, bf16": [GPT2_LAYER, GPT2_LOSS],
-    "GPT-2, bf16, CUDA graphs": ["Gather to Add (3): 2 | 4", GPT2_LAYER, GPT2_LOSS],
+    "GPT-2, bf16": [GPT2_LAYERS, GPT2_LOSS],
+    "GPT-2, bf16, CUDA graphs": ["Gather to Add (3): 2 | 4", GPT2_LAYERS, GPT2_LOSS],
     "GPT-2, bf16, logits in chunks": [
-        GPT2_LAYER,
+        GPT2_LAYERS,
         "LayerNormalization to LinearCrossEntropy (3): 6, mm 6 | 5",
     ],
     "GPT-2, float8": [
-        "LayerNormalization to Add (19): 26, scaled_mm 4, scaled_dot_product_flash_attention 1 | "
-        "30, scaled_mm 8, scaled_dot_product_flash_attention_backward 1",
+        "LayerNormalization to Add (57): 83, scaled_mm 12, scaled_dot_product_flash_attention 3 | "
+        "88, scaled_mm 24, scaled_dot_product_flash_attention_backward 3",
         GPT2_LOSS,
     ],
     "GPT-2": [
-        "LayerNormalization to Add (19): 4, addmm 3, scaled_dot_product_efficient_attention 1, mm 1 | "
-        "15, mm 8, scaled_dot_product_efficient_attention_backward 1",
+        "LayerNormalization to Add (57): 10, addmm 7, scaled_dot_product_efficient_attention 3, mm 5 | "
+        "47, mm 24, scaled_dot_product_efficient_attention_backward 3",
         GPT2_LOSS,
     ],
     "BERT": [
         "Gather to LayerNormalization (4): 1 | 6",
-        "Linear to LayerNormalization (20): 3, addmm 5, scaled_dot_product_efficient_attention 1, mm 1 | "
-        "19, mm 12, scaled_dot_product_efficient_attention_backward 1",
+        "Linear to LayerNormalization (60): 9, addmm 13, scaled_dot_product_efficient_attention 3, mm 5 | "
+        "55, mm 36, scaled_dot_product_efficient_attention_backward 3",
         BERT_HEAD,
         "Reshape to LinearCrossEntropy (2): 2, addmm 1 | 3, mm 2",
     ],
     "BERT, bf16": [
         "Gather to LayerNormalization (4): 1 | 7",
-        BERT_LAYER,
+        BERT_LAYERS,
         BERT_HEAD,
         "Reshape to LinearCrossEntropy (2): 2, addmm 1 | 3, mm 2",
     ],
     "Llama": [
-        "RMSNormalization to Add (30): 10, mm 7, bmm 2 | 13, mm 14, bmm 4",
+        "RMSNormalization to Add (90): 26, mm 21, bmm 6 | 41, mm 42, bmm 12",
         "RMSNormalization: 1 | 3",
         "Reshape to LinearCrossEntropy (2): 2, mm 1 | 1, mm 2",
     ],
-    "Llama, bf16": [LLAMA_LAYER, "RMSNormalization: 1 | 3", "Reshape to LinearCrossEntropy (2): 3, mm 1 | 2, mm 2"],
+    "Llama, bf16": [LLAMA_LAYERS, "RMSNormalization: 1 | 3", "Reshape to LinearCrossEntropy (2): 3, mm 1 | 2, mm 2"],
     "ResNet": [RESNET],
     "ResNet, bf16": [RESNET],
 }

@@ -73,7 +73,7 @@ class SegmentUse:
 def split_into_segments(net: OnnxModule, program: Program) -> SegmentedProgram:
     """The program of a network in segments; neighbors of which no other segment has the code are one."""
     graph = net.graph.model.graph
-    plan = plan_segments(graph, net.graph.weights, True, Recompute(), joins_blocks=True)
+    plan = plan_segments(graph, net.graph.weights, True, Recompute(), blocks_joined=1)
     fine = split_program(program, plan.segment_of, plan.count, hands_on_tensors_alone=True)
     structures = [structure_of(segment.code) for segment in fine.segments]
     times = Counter(structures)

@@ -13,6 +13,7 @@ from torch import nn
 
 from onward.data.batches import DataCursor, resumed_cursor
 from onward.engine.local_sgd import OUTER_SLOT, LocalSGD, notes_on_workers
+from onward.engine.many_tensors import choose, copy_all
 from onward.engine.network.local_weights import LocalWeight
 from onward.engine.network.network import Network
 from onward.engine.weight_average import OptimizerAverage, WeightAverage
@@ -143,14 +144,14 @@ class TrainState:
         """Remembers the state as it is now, after a weight update; weights and moments stay until the next one."""
         statistics = self._statistics()
         kept = [torch.empty_like(tensor) for tensor in statistics] if self._mark is None else self._mark.statistics
-        _copy_all(statistics, kept)
+        copy_all(statistics, kept)
         self._mark = _Mark(dataclasses.replace(self.counters), self.cursor, self.random_states(), kept)
 
     def restore_statistics(self, where: torch.Tensor | None = None) -> None:
         """Puts running statistics back to where they were at the mark; if `where` is true, a boolean on the device."""
         assert self._mark is not None
         kept, now = self._mark.statistics, self._statistics()
-        _copy_all(kept if where is None else _choose(where, kept, now), now)
+        copy_all(kept if where is None else choose(where, kept, now), now)
 
     def count_skipped_later(self, skipped: torch.Tensor) -> None:
         """Remembers whether an update was skipped, a boolean on the device that nobody waits for yet."""
@@ -388,19 +389,3 @@ class TrainState:
         self.set_random_states(random)
         self._update_followers()
         return notes
-
-
-def _choose(where: torch.Tensor, one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The tensors of the first list if `where` is true, else those of the second; by few kernels for many tensors."""
-    chosen = list(other)
-    for dtype in {tensor.dtype for tensor in one}:
-        places = [place for place, tensor in enumerate(one) if tensor.dtype == dtype]
-        flat = torch.where(where, *(torch.cat([few[place].flatten() for place in places]) for few in (one, other)))
-        for place, part in zip(places, flat.split([one[place].numel() for place in places]), strict=True):
-            chosen[place] = part.view_as(one[place])
-    return chosen
-
-
-def _copy_all(source: list[torch.Tensor], target: list[torch.Tensor]) -> None:
-    if source:
-        torch._foreach_copy_(target, source)

@@ -79,7 +79,7 @@ class Speed:
         channels_last: compute convolutions in channels-last (NHWC) memory format, which is faster on CPUs, and
             on GPUs with mixed precision; torch's compiler chooses the memory format of compiled code.
         cuda_graphs: record the compiled training passes as CUDA graphs and replay them. For one process whose batches
-            have one shape, without accumulation and recompute. Not tried on a GPU yet.
+            have one shape, without accumulation and recompute.
         update_in_backward: update each weight inside the backward pass, as soon as its gradient is complete, and drop
             the gradient: those of all weights are never in memory at once. For one process without clipping,
             accumulation and fp16; a gradient that is not finite leaves only its own weight as it is.

@@ -50,7 +50,7 @@ def plan_rank(
     place: Place,
     *,
     watched: Sequence[str] = (),
-    is_compiled: bool = False,
+    blocks_compiled: int = 0,
     indices: Sequence[int] | None = None,
 ) -> RankPlan:
     """Plans one rank.
@@ -60,7 +60,7 @@ def plan_rank(
         plan: of the run.
         place: of the rank.
         watched: values that their stages are to give out, with the outputs of the graph.
-        is_compiled: whether segments are compiled, so that blocks that repeat become one segment each.
+        blocks_compiled: how many neighbors of blocks that repeat become a segment, which is compiled; 0: none is.
         indices: of the stages to plan; None: those of the rank.
 
     Raises:
@@ -68,25 +68,25 @@ def plan_rank(
     """
     local = graph_of_rank(graph, plan, place, watched)
     if plan.stage_count == 1:
-        return RankPlan(local=local, stages=None, own={0: _planned(plan, local, None, is_compiled)})
+        return RankPlan(local=local, stages=None, own={0: _planned(plan, local, None, blocks_compiled)})
     stages = stages_of_local_graph(local, plan, watched)
     own = {
-        index: _planned(plan, stage_graph(local, stages, index), stages.stages[index], is_compiled)
+        index: _planned(plan, stage_graph(local, stages, index), stages.stages[index], blocks_compiled)
         for index in (plan.stages_of(place) if indices is None else indices)
     }
     return RankPlan(local=local, stages=stages, own=own)
 
 
-def _planned(plan: Plan, graph: TrainingGraph, stage: Stage | None, is_compiled: bool) -> PlannedStage:
+def _planned(plan: Plan, graph: TrainingGraph, stage: Stage | None, blocks_compiled: int) -> PlannedStage:
     graph = store_frozen_weights(graph, plan.frozen)
     segments = plan_segments(
         graph.model.graph,
         graph.weights,
-        is_compiled or plan.zero_stage > 0,
+        blocks_compiled > 0 or plan.zero_stage > 0,
         plan.recompute,
         holds_loss=graph.loss_names is not None,
         is_stage=stage is not None,
-        joins_blocks=is_compiled,
+        blocks_joined=blocks_compiled,
         joins_others=plan.zero_stage == 0,
         costs=plan.costs,
     )

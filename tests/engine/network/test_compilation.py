@@ -65,7 +65,7 @@ def make_forward(
     assert graph.loss is not None
     net = OnnxModule(graph, (graph.loss,))
     recomputed = Recompute(segments=recompute)
-    plan = plan_segments(graph.model.graph, graph.weights, True, recomputed, joins_blocks=compilation is not None)
+    plan = plan_segments(graph.model.graph, graph.weights, True, recomputed, blocks_joined=int(compilation is not None))
     network = Network(net, plan, compilation).train()
     net.train()
     return Forward(network, (graph.loss,), Precision(dtype))
@@ -119,7 +119,7 @@ def segments_that_gain(device: torch.device, **options: Any) -> tuple[list[bool]
     graph = make_training_graph(gpt2(3, words=FEWEST_CLASSES), loss=SPEC, fuse=True)
     assert graph.loss is not None
     net = OnnxModule(graph, (graph.loss,))
-    network = Network(net, plan_segments(graph.model.graph, graph.weights, True, Recompute(), joins_blocks=True))
+    network = Network(net, plan_segments(graph.model.graph, graph.weights, True, Recompute(), blocks_joined=1))
     inputs = tuple(tokens()[name] for name in net.program.inputs)
     split = network.split(specialize(net.program, CPU, inputs, net.tensors_by_name(), frozenset()))
     compiled = Compilation(True, refuse, **options).of_segments(split, device)

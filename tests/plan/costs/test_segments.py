@@ -56,7 +56,7 @@ def test_blocks_that_repeat_are_joined_for_compilation_unless_something_is_recom
     graph = graph_of("gpt2")
     arguments = graph.model.graph, graph.weights, True
     fine = plan_segments(*arguments, Recompute())
-    joined = plan_segments(*arguments, Recompute(), joins_blocks=True)
+    joined = plan_segments(*arguments, Recompute(), blocks_joined=1)
     layer_of = {name: joined.readers[name] for name in joined.readers if name.startswith("h.")}
     for layer in range(4):
         homes = {segments for name, segments in layer_of.items() if name.startswith(f"h.{layer}.")}
@@ -65,17 +65,17 @@ def test_blocks_that_repeat_are_joined_for_compilation_unless_something_is_recom
     assert joined.count == fine.count - 4, "attention and what follows it are one"
     assert [joined.segment_of[label_of(node)] for node in graph.model.graph] == sorted(joined.segment_of.values())
     asked = Recompute(segments=True)
-    assert plan_segments(*arguments, asked, joins_blocks=True) == plan_segments(*arguments, asked)
+    assert plan_segments(*arguments, asked, blocks_joined=1) == plan_segments(*arguments, asked)
 
 
 def test_neighbors_of_which_none_repeats_are_joined_up_to_a_number_of_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = graph_of("squeezenet")
     arguments = graph.model.graph, graph.weights, True
-    fine, coarse = (plan_segments(*arguments, Recompute(), joins_blocks=True, joins_others=on) for on in (False, True))
+    fine, coarse = (plan_segments(*arguments, Recompute(), blocks_joined=1, joins_others=on) for on in (False, True))
     assert fine.count > 10
     assert coarse.count == 1
     monkeypatch.setattr(segments, "MOST_JOINED_NODES", 30)
-    limited = plan_segments(*arguments, Recompute(), joins_blocks=True, joins_others=True)
+    limited = plan_segments(*arguments, Recompute(), blocks_joined=1, joins_others=True)
     sizes = Counter(limited.segment_of.values())
     assert 1 < len(sizes) < fine.count
     assert max(sizes.values()) <= 30
@@ -88,10 +88,25 @@ def test_blocks_that_repeat_a_few_times_are_joined(
     """More are a segment each, which is compiled once for all of them."""
     monkeypatch.setattr(segments, "MOST_JOINED_BLOCKS", most)
     gpt2 = graph_of("gpt2")
-    plan = plan_segments(gpt2.model.graph, gpt2.weights, True, Recompute(), joins_blocks=True, joins_others=True)
+    plan = plan_segments(gpt2.model.graph, gpt2.weights, True, Recompute(), blocks_joined=1, joins_others=True)
     homes = [{plan.readers[n] for n in plan.readers if n.startswith(f"h.{layer}.")} for layer in range(4)]
     assert all(len(home) == 1 for home in homes)
     assert len(set.union(*homes)) == segment_count
+
+
+@pytest.mark.parametrize(("blocks", "homes"), [(1, [0, 1, 2, 3]), (2, [0, 0, 1, 1]), (3, [0, 0, 1, 1]), (4, [0] * 4)])
+def test_so_many_blocks_become_a_segment_that_all_are_equal(blocks: int, homes: list[int]) -> None:
+    gpt2 = graph_of("gpt2")
+    plan = plan_segments(gpt2.model.graph, gpt2.weights, True, Recompute(), blocks_joined=blocks)
+    found = [{plan.readers[n] for n in plan.readers if n.startswith(f"h.{layer}.")} for layer in range(4)]
+    assert all(len(home) == 1 for home in found)
+    order = list(dict.fromkeys(home.pop() for home in [set(one) for one in found]))
+    assert [order.index(*home) for home in found] == homes
+
+
+@pytest.mark.parametrize(("count", "most", "together"), [(12, 4, 4), (9, 4, 3), (10, 4, 4), (7, 4, 4), (6, 1, 1)])
+def test_blocks_are_shared_out_evenly_where_that_makes_no_small_segments(count: int, most: int, together: int) -> None:
+    assert segments._together(count, most) == together
 
 
 def test_weights_are_read_where_views_of_them_are() -> None:

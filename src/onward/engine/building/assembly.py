@@ -49,6 +49,7 @@ from onward.parallel.launch.process import Mesh
 from onward.parallel.pipeline.pipeline import Pipeline
 from onward.parallel.pipeline.stage import StageModule
 from onward.parameters import Parameters
+from onward.plan.costs.segments import BLOCKS_COMPILED
 from onward.plan.decision import Plan
 from onward.plan.experts import shared_expert_weights
 from onward.plan.pipeline.schedules import SPLITS_BACKWARD, rank_of_stage
@@ -163,7 +164,8 @@ def assemble(
     distributed, precision = parameters.distributed, Precision.of(parameters.mixed_precision)
     watched = watched_names(parameters.tensorboard, graph)
     compilation, told = _compilation(parameters, graph, mesh, notify, specs)
-    planned = plan_rank(graph, plan, mesh.place, watched=watched.values, is_compiled=compilation is not None)
+    blocks = _blocks_compiled(compilation, mesh)
+    planned = plan_rank(graph, plan, mesh.place, watched=watched.values, blocks_compiled=blocks)
     stages, own = planned.stages, planned.own
     networks = [network_of(one, parameters, mesh, compilation=compilation) for one in own.values()]
     notes = (*plan.notes, *told, *_notes_on(networks, parameters, mesh), *pruned_axes(parameters, graph)[1])
@@ -279,6 +281,13 @@ def _compilation(
         notes.append("speed.cuda_graphs: off, since what is recorded is compiled code.")
     recomputes = parameters.recompute.cheap_activations
     return (Compilation(wanted is True, notify, recorded, recomputes) if choice.is_on else None), notes
+
+
+def _blocks_compiled(compilation: Compilation | None, mesh: Mesh) -> int:
+    """How many equal blocks a segment has at most; those of several processes begin to reduce a block's gradients."""
+    if compilation is None:
+        return 0
+    return BLOCKS_COMPILED[mesh.device.type] if mesh.world_size == 1 else 1
 
 
 def _notes_on(networks: Sequence[Network], parameters: Parameters, mesh: Mesh) -> list[str]:

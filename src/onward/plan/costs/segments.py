@@ -24,6 +24,9 @@ MOST_JOINED_NODES = 200
 MOST_JOINED_BLOCKS = 4
 """Of equal ones that are joined like what does not repeat; of more, each is a segment, compiled once for all."""
 
+BLOCKS_COMPILED = {"cpu": 1, "cuda": 4}
+"""Of equal ones that are a segment: a GPU waits for calls of many, and computes 3 % less where they are fused."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentPlan:
@@ -52,7 +55,7 @@ def plan_segments(
     *,
     holds_loss: bool = True,
     is_stage: bool = False,
-    joins_blocks: bool = False,
+    blocks_joined: int = 0,
     joins_others: bool = False,
     costs: Mapping[str, NodeCost] | None = None,
 ) -> SegmentPlan:
@@ -66,8 +69,8 @@ def plan_segments(
         holds_loss: whether the backward pass begins here, at once after the forward pass: then the last segment is
             needed first, and recomputing it would save nothing.
         is_stage: whether this is a stage of a pipeline, which may take several micro-batches before a backward pass.
-        joins_blocks: whether blocks that repeat become a segment each, as compiled code can be fused within one only;
-            where nothing is recomputed, since that asks for small segments.
+        blocks_joined: how many neighbors of blocks that repeat become a segment, at most, as compiled code can be fused
+            within one only; where nothing is recomputed, since that asks for small segments. 0: blocks are cut, too.
         joins_others: with it, whether neighbors of which none repeats, or only a few times, become one segment, too:
             each is compiled for itself anyway, and a call of one costs 0.2 ms.
         costs: of nodes, by the name of their first output; read for `recompute.memory_budget` only.
@@ -77,8 +80,8 @@ def plan_segments(
     ends = [point.nodes_before for point in points]
     nodes = list(graph)
     coarse = [nodes[start:end] for start, end in zip([0, *ends], [*ends, len(nodes)], strict=True)]
-    if joins_blocks and not (by_budget or recompute.segments or recompute.attention):
-        coarse = _joined(graph, coarse, weights, joins_others)
+    if blocks_joined and not (by_budget or recompute.segments or recompute.attention):
+        coarse = _joined(graph, coarse, weights, blocks_joined, joins_others)
     is_apart = by_budget or (recompute.attention and not recompute.segments)
     attentions = find_attention(graph, weights) if is_apart else []
     parts, special = list[list[ir.Node]](), set[int]()
@@ -99,9 +102,9 @@ def plan_segments(
 
 
 def _joined(
-    graph: ir.Graph, segments: Sequence[list[ir.Node]], weights: Collection[str], joins_others: bool
+    graph: ir.Graph, segments: Sequence[list[ir.Node]], weights: Collection[str], blocks: int, joins_others: bool
 ) -> list[list[ir.Node]]:
-    """The nodes of segments, those of a block that repeats together; and where asked for, neighbors that do not.
+    """The nodes of segments, those of so many blocks that repeat together; where asked for, neighbors that do not.
 
     The loss of the last layer stays by itself: it is not compiled on CPUs.
     """
@@ -110,8 +113,8 @@ def _joined(
         index: begin
         for first, period, count in find_rows(held_weights(graph, len(segments), readers))
         if count > MOST_JOINED_BLOCKS or not joins_others
-        for begin in range(first, first + period * count, period)
-        for index in range(begin, begin + period)
+        for begin in range(first, first + period * count, period * _together(count, blocks))
+        for index in range(begin, min(begin + period * _together(count, blocks), first + period * count))
     }
     joined, last = list[list[ir.Node]](), None
     for index, nodes in enumerate(segments):
@@ -123,6 +126,11 @@ def _joined(
         joined[-1] += nodes
         last = home
     return joined
+
+
+def _together(count: int, most: int) -> int:
+    """How many of equal blocks become a segment: so many that all segments are equal, or nearly half of `most`."""
+    return next((size for size in range(most, most // 2, -1) if not count % size), most)
 
 
 def assign(
