@@ -5,7 +5,7 @@ that all of them see the same machine. Ratios are of onward to each other way, m
 
 On a CPU the time of a step is what its process computed, all threads together: what else runs on the machine does not
 count. On a GPU it is the time on the clock. Compiled code is never taken from an earlier run. What is not installed is
-left out, and said: torch, onnx, onnx-ir and onnxscript are all that onward and the networks by hand need here.
+left out, and said.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -57,7 +57,8 @@ class Measured:
 
     Attributes:
         failure: why it was left out; None: it was not.
-        first_step: seconds from the start of the process to the end of the first step; on a CPU, computed ones.
+        first_step: seconds from the start of the process to the end of the first step; on a CPU, computed ones. 0: not
+            known.
         rounds: median seconds of a step in each round.
         losses: of the first steps.
         tensor_bytes: the most that tensors took at once in a step; 0: not known.
@@ -128,9 +129,9 @@ class Race:
         }
         if on_cpu:
             environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # in this process, whose computing is counted
-        command, found = command_of(way, self.folder, ort_python), Measured()
+        command, found = command_of(way, self.folder, ort_python), self.found.setdefault(way, Measured())
         runner = Contestant(way, command, environment, self.folder / f"{way}.log")
-        self.runners[way], self.found[way] = runner, found
+        self.runners[way] = runner
         first = runner.ask("steps 1")
         if first is not None:
             found.first_step = first["cpu_total"] if on_cpu else first["since_start"]
@@ -207,10 +208,11 @@ def compare(
 
 def compare_at_once(
     tasks: Sequence[Task], ways: Sequence[str], rounds: int, steps: int, ort_python: str | None, profiles: Path | None
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """`compare` of several networks, all of whose processes start at once and are alive together.
 
-    Compiling takes most of the time on a GPU, and many cores; what first steps take then tells nothing.
+    Compiling takes most of the time on a GPU, and many cores; how long first steps take then tells nothing, and is
+    left out.
     """
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(len(tasks) * (len(ways) + 1)) as pool:
         races = [Race(task, Path(name) / str(place)) for place, task in enumerate(tasks)]
@@ -218,12 +220,17 @@ def compare_at_once(
             race.folder.mkdir()
         list(pool.map(Race.prepare, races))
         ready = [race for race in races if race.failure is None]
+        for race in ready:
+            race.found = {way: Measured() for way in (*ways, "product")}  # in this order in the table
         starts = [pool.submit(race.start, way, ort_python) for race in ready for way in (*ways, "product")]
         for start in starts:
             start.result()
-        for race in ready:
-            race.run([*ways, "product"], rounds, steps)
-        return [race.result(profiles) for race in races]
+        for race in races:
+            if race.failure is None:
+                race.run([*ways, "product"], rounds, steps)
+            for found in race.found.values():
+                found.first_step = 0.0
+            yield race.result(profiles)
 
 
 HEADER = (
@@ -288,8 +295,8 @@ def table(result: dict[str, Any]) -> str:
             f"{found.tensor_bytes / 1e6:.0f} MB" if found.tensor_bytes else "not known",
             f"{found.resident_bytes / 1e6:.0f} MB",
             memory,
-            f"{found.first_step:.1f} s",
-            f"{found.first_step + 99 * found.step:.0f} s",
+            f"{found.first_step:.1f} s" if found.first_step else "",
+            f"{found.first_step + 99 * found.step:.0f} s" if found.first_step else "",
             first,
             f"{found.losses[0]:.5f} to {found.losses[-1]:.5f}",
             difference,
@@ -305,7 +312,7 @@ def _ratios(own: Measured, found: Measured) -> tuple[str, str, str]:
     return (
         f"{statistics.median(pairs):.2f} ({min(pairs):.2f} to {max(pairs):.2f})",
         tensors or f"{own.resident_bytes / found.resident_bytes:.2f} (grown)",
-        f"{own.first_step / found.first_step:.2f}",
+        f"{own.first_step / found.first_step:.2f}" if found.first_step else "",
     )
 
 
@@ -320,8 +327,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--ort-python", default=ORT_PYTHON, help="of an environment with onnxruntime-training 1.19.2")
     parser.add_argument("--onnx2torch", default=ONNX2TORCH, help="a folder to import it from, if it is not installed")
-    parser.add_argument("--one-by-one", action="store_true", help="one process at a time, for networks that fill a GPU")
-    parser.add_argument("--at-once", action="store_true", help="start all networks' processes together, to save time")
+    order = parser.add_mutually_exclusive_group()
+    order.add_argument("--one-by-one", action="store_true", help="one process at a time, for networks that fill a GPU")
+    order.add_argument("--at-once", action="store_true", help="start all networks' processes together, to save time")
     parser.add_argument("--profiles", type=Path, help="a folder for the profile of a step of each way")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
@@ -350,10 +358,10 @@ def main() -> None:
         for text in tasks
     ]
     measure = (ways, options.rounds, options.steps, options.ort_python)
-    at_once = compare_at_once(wanted, *measure, options.profiles) if options.at_once else None
+    in_turns, profiles = not options.one_by_one, options.profiles
+    one_by_one = (compare(task, *measure, in_turns, profiles) for task in wanted)
     results = list[dict[str, Any]]()
-    for place, task in enumerate(wanted):
-        found = at_once[place] if at_once else compare(task, *measure, not options.one_by_one, options.profiles)
+    for found in compare_at_once(wanted, *measure, profiles) if options.at_once else one_by_one:
         results.append(found)
         print(table(found), flush=True)
         record = {"date": date, "hardware": hardware(options.device, options.threads), "missing": missing}

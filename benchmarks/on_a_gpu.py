@@ -24,6 +24,7 @@ PACKAGES = (
     "onnx-ir",
     "onnxscript",
     "safetensors",
+    "xxhash",
     "tensorboard",
     "rich",
     "protobuf",

@@ -55,6 +55,18 @@ def test_what_is_more_than_the_kernel_is_torchs(options: dict[str, bool]) -> Non
     assert all(map(torch.equal, trained(torch.optim.AdamW, True, **options), expected))
 
 
+def test_torch_moves_an_overflow_that_another_device_knows_of() -> None:
+    """As of weights that are on the host while the gradients were computed on a GPU."""
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.AdamW([weight], fused=True)
+    weight.grad = torch.ones(2)
+    take_step(optimizer)
+    optimizer.found_inf = torch.empty((), device="meta")  # type: ignore[attr-defined]
+    with patch.object(torch.optim.AdamW, "step") as called:
+        take_step(optimizer)
+    assert called.call_count == 1
+
+
 def test_hooks_are_called() -> None:
     weight = nn.Parameter(torch.ones(2))
     optimizer, calls = torch.optim.AdamW([weight], fused=True), []

@@ -129,11 +129,14 @@ class InMemoryDataLoader(SampleLoader):
         return describe_features(self._features)
 
     def batches(self, batch_size: int, cursor: DataCursor = START) -> Iterator[Batch]:
-        """As any `SampleLoader`, large ones put together in the background."""
+        """As any `SampleLoader`; large ones are assembled in the background, before they are asked for.
+
+        What is changed in the arrays meanwhile may show only later, and samples that are dropped count sooner.
+        """
         return run_ahead(super().batches(batch_size, cursor), self._open)
 
     def one_pass(self, batch_size: int) -> Iterator[Batch]:
-        """As any `SampleLoader`, large ones put together in the background."""
+        """As any `SampleLoader`; large ones are assembled in the background."""
         return run_ahead(super().one_pass(batch_size), self._open)
 
     def close(self) -> None:

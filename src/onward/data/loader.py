@@ -31,8 +31,6 @@ from onward.data.stored_rows import Rows, open_rows
 from onward.errors import DataError, ParametersError
 from onward.retries import persistently
 
-"""Below this size, handing a batch from thread to thread takes longer than copying its samples."""
-
 
 class _Visit(NamedTuple):
     """One reading of one file: in which epoch, at which position of its order, and which of this rank's files."""

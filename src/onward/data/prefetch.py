@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 _JOIN_SECONDS = 10.0
 
 WORTH_A_THREAD_BYTES = 1 << 20
-"""Batches of so many are put together on a thread of their own."""
+"""Batches of at least so many are assembled on a thread; handing smaller ones over takes longer than copying them."""
 
 
 class _Shared(Generic[Task, Result]):
@@ -129,11 +129,11 @@ def _wait_for_room(shared: _Shared[Task, Result]) -> bool:
 
 
 def run_ahead(batches: Iterator[Batch], opened: weakref.WeakSet[Prefetch[Any, Any]]) -> Iterator[Batch]:
-    """Puts large batches together one ahead, on a background thread, while the consumer works.
+    """Assembles large batches one ahead, on a background thread, while the consumer works.
 
     Args:
         batches: in their order.
-        opened: takes what is to be closed with the loader.
+        opened: the loader's open prefetches, to which this one is added.
     """
     first = next(batches, None)
     if first is None or sum(array.nbytes for array in first.features.values()) < WORTH_A_THREAD_BYTES:

@@ -1,4 +1,4 @@
-"""A step of torch's fused Adam and AdamW without their bookkeeping, which takes a small network longer.
+"""A step of torch's fused Adam and AdamW without the bookkeeping, which in a small network takes longer.
 
 `Optimizer.step` checks and sorts every weight, its gradient and its moments by device and type at each call. Where all
 are of one kind, the kernel that it ends in is called at once.
@@ -65,13 +65,15 @@ def _kernel_calls(optimizer: torch.optim.Optimizer) -> list[_Call] | None:
         return None
     if getattr(optimizer, "grad_scale", None) is not None:
         return None
-    calls = []
+    overflowed, calls = getattr(optimizer, "found_inf", None), list[_Call]()
     for group in optimizer.param_groups:
         if not group["fused"] or any(group[name] for name in ("amsgrad", "maximize", "differentiable", "capturable")):
             return None
         weights = [weight for weight in group["params"] if weight.grad is not None]
         states = [optimizer.state[weight] for weight in weights]
         if not all(states) or isinstance(group["lr"], torch.Tensor) or not _are_alike(weights):
+            return None
+        if weights and overflowed is not None and overflowed.device != weights[0].device:
             return None
         if weights:
             calls.append((group, weights, [[state[slot] for state in states] for slot in _SLOTS]))

@@ -88,7 +88,7 @@ def test_chunks_are_compiled_without_a_graph_break(
     dtype: torch.dtype, alignment: int, has_bias: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two chunks of 256 rows, forward and backward; the gradients are those of eager code, with zeros where labels are
-    ignored and classes of weights of their own."""
+    ignored, and with class weights."""
     monkeypatch.setitem(fused_cross_entropy.COMPILED_BYTES, "cpu", 0)
     monkeypatch.setitem(fused_cross_entropy.ALIGNED_BYTES, "cpu", alignment)
     torch._dynamo.reset()

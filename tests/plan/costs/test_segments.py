@@ -104,8 +104,8 @@ def test_so_many_blocks_become_a_segment_that_all_are_equal(blocks: int, homes: 
     assert [order.index(*home) for home in found] == homes
 
 
-@pytest.mark.parametrize(("count", "most", "together"), [(12, 4, 4), (9, 4, 3), (10, 4, 4), (7, 4, 4), (6, 1, 1)])
-def test_blocks_are_shared_out_evenly_where_that_makes_no_small_segments(count: int, most: int, together: int) -> None:
+@pytest.mark.parametrize(("count", "most", "together"), [(12, 4, 4), (9, 4, 3), (10, 4, 4), (5, 4, 3), (6, 1, 1)])
+def test_blocks_are_divided_evenly(count: int, most: int, together: int) -> None:
     assert segments._together(count, most) == together
 
 

@@ -284,7 +284,7 @@ def _compilation(
 
 
 def _blocks_compiled(compilation: Compilation | None, mesh: Mesh) -> int:
-    """How many equal blocks a segment has at most; those of several processes begin to reduce a block's gradients."""
+    """How many equal blocks a segment has at most; of several processes one, whose gradients are then reduced."""
     if compilation is None:
         return 0
     return BLOCKS_COMPILED[mesh.device.type] if mesh.world_size == 1 else 1

@@ -191,12 +191,10 @@ class _Chunked(torch.autograd.Function):
                 part = rows[chunk]
                 # The scores of classes that only align rows are zero, as are their gradients.
                 scores = multiply(part, padded.T, padded_bias)
-                loss, scores = differentiate(scores, classes, labels[chunk], shares[chunk])
+                loss, scores = differentiate(scores, of_bias, classes, labels[chunk], shares[chunk])
                 total += loss
                 if not any(wanted[:3]):
                     continue
-                if of_bias is not None:
-                    of_bias += _sum_of_columns(scores, wide)[:classes]
                 if of_rows is not None:
                     of_rows[chunk] = multiply(scores, padded)
                 if of_matrix is not None:
@@ -233,10 +231,12 @@ def _runs_again() -> bool:
     return torch.compiler.is_compiling() or bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
-def _differentiated_in_place(scores: Tensor, classes: int, labels: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+def _differentiated_in_place(
+    scores: Tensor, of_bias: Tensor | None, classes: int, labels: Tensor, shares: Tensor
+) -> tuple[Tensor, Tensor]:
     """The loss of scores [N, V'], of which the first `classes` columns are logits, and their gradient in their place.
 
-    The loss is summed with the shares [N, 1] of the labels [N, 1].
+    The loss is summed with the shares [N, 1] of the labels [N, 1]; `of_bias` [classes] is added to.
     """
     logits = _widened(scores[:, :classes])
     total = torch.zeros((), dtype=logits.dtype, device=logits.device)
@@ -249,13 +249,20 @@ def _differentiated_in_place(scores: Tensor, classes: int, labels: Tensor, share
         sums = exponentials.sum(-1, keepdim=True)
         total += ((sums.log() + highest - score) * share).sum()
         exponentials.mul_(share / sums).scatter_add_(1, label, -share)
+    if of_bias is not None:
+        of_bias += logits.sum(0)
     if logits.dtype != scores.dtype:
         scores[:, :classes] = logits
     return total, scores
 
 
-def _differentiated_at_once(scores: Tensor, classes: int, labels: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
-    """The same in new tensors: the compiler does not fuse what is written to places that depend on values."""
+def _differentiated_at_once(
+    scores: Tensor, of_bias: Tensor | None, classes: int, labels: Tensor, shares: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The same in new tensors: the compiler does not fuse what is written to places that depend on values.
+
+    What is added to `of_bias` is rounded to the type of the scores, as its sum is in the end.
+    """
     logits, places = _widened(scores), torch.arange(scores.shape[1], device=scores.device)
     if classes < scores.shape[1]:
         logits = torch.where(places < classes, logits, -torch.inf)
@@ -263,15 +270,12 @@ def _differentiated_at_once(scores: Tensor, classes: int, labels: Tensor, shares
     exponentials = (logits - highest).exp()
     sums = exponentials.sum(-1, keepdim=True)
     total = ((sums.log() + highest - score) * shares).sum()
-    gradient = (exponentials / sums - (places == labels).to(logits.dtype)) * shares
-    return total, gradient.to(scores.dtype)
-
-
-def _sum_of_columns(gradient: Tensor, dtype: torch.dtype) -> Tensor:
-    """Of [N, V']. Compiled, a product: the sums of all chunks would become one kernel, for which all are kept."""
-    if not torch.compiler.is_compiling():
-        return gradient.sum(0, dtype=dtype)
-    return (gradient.T @ gradient.new_ones(gradient.shape[0], 8))[:, 0].to(dtype)
+    gradient = ((exponentials / sums - (places == labels).to(logits.dtype)) * shares).to(scores.dtype)
+    if of_bias is not None:
+        # A matmul with ones: as sums, those of all chunks would be one kernel, for which all gradients are kept. One
+        # column would be made a sum again; kernels for matmuls take eight at once.
+        of_bias += (gradient.T @ gradient.new_ones(gradient.shape[0], 8))[:classes, 0]
+    return total, gradient
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor, is_first: bool) -> None:

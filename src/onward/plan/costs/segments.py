@@ -6,6 +6,7 @@ once (`zero_units`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,10 +23,10 @@ MOST_JOINED_NODES = 200
 """Of neighbors that become one segment: the C++ compiler takes more than twice as long for twice the code."""
 
 MOST_JOINED_BLOCKS = 4
-"""Of equal ones that are joined like what does not repeat; of more, each is a segment, compiled once for all."""
+"""Of equal ones that are joined like what does not repeat; of more, one or a few are a segment, compiled once."""
 
 BLOCKS_COMPILED = {"cpu": 1, "cuda": 4}
-"""Of equal ones that are a segment: a GPU waits for calls of many, and computes 3 % less where they are fused."""
+"""Equal blocks of a segment at most: each call of a segment costs the host time, during which a GPU may wait."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,8 +130,8 @@ def _joined(
 
 
 def _together(count: int, most: int) -> int:
-    """How many of equal blocks become a segment: so many that all segments are equal, or nearly half of `most`."""
-    return next((size for size in range(most, most // 2, -1) if not count % size), most)
+    """How many of `count` equal blocks become a segment: as few segments as there can be, of nearly equal size."""
+    return math.ceil(count / math.ceil(count / most))
 
 
 def assign(
