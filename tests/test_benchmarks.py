@@ -132,7 +132,7 @@ def test_what_a_gpu_is_asked_can_be_tried_without_one(tmp_path: Path) -> None:
     assert f"torch {metadata.version('torch')}\n" in (tmp_path / "environment" / "log.txt").read_text()
     done = subprocess.run([*command, "speed"], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
-    assert "speed: no such part; there are environment, tests, gpt2, " in done.stderr
+    assert "speed: no such part; there are environment, tests, real, gpt2, " in done.stderr
 
 
 @pytest.mark.slow
