@@ -133,7 +133,7 @@ def _forward_seconds(net: OnnxModule, folder: Path) -> tuple[float, float]:
 
 def test_forward_and_backward_land_on_the_node_that_dominates(net: OnnxModule, tmp_path: Path) -> None:
     """`block.0/large` has 192 times the multiplications of all other nodes; x needs no gradient, its weight does."""
-    report = _train(net, NodeProfiler(3, 7, tmp_path), 7, torch.randn(1024, WIDTH))
+    report = _train(net, NodeProfiler(3, 7, tmp_path), 7, torch.randn(8192, WIDTH))
     times, large = report.times, _by_name(report)["block.0/large"]
     assert times.nodes[0] is large
     assert large is max(times.nodes, key=lambda node: node.forward_seconds)
