@@ -1,4 +1,6 @@
 import itertools
+import subprocess
+import sys
 import threading
 from unittest.mock import patch
 
@@ -118,3 +120,17 @@ def test_large_batches_are_assembled_in_the_background_until_the_loader_is_close
     assert not thread.is_alive()
     with pytest.raises(OnwardError, match="the data loader was closed while its batches were still being read"):
         list(batches)
+
+
+def test_a_program_that_leaves_its_batches_open_ends_without_a_word():
+    code = """
+import numpy as np
+from onward.data.in_memory import InMemoryDataLoader
+batches = InMemoryDataLoader({"x": np.zeros((4, 1 << 18))}).batches(1)
+for _ in range(3):
+    next(batches)
+np.kept = batches  # alive after the modules of onward have been taken apart
+del batches
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not done.stderr

@@ -43,7 +43,8 @@ class _Shared(Generic[Task, Result]):
     def close(self) -> None:
         """Stops the thread and waits until it has ended, `_JOIN_SECONDS` at most."""
         self.stop()
-        if self.thread is not threading.current_thread():
+        # The first condition also spares what is gone already when an interpreter ends.
+        if self.thread.is_alive() and self.thread is not threading.current_thread():
             self.thread.join(_JOIN_SECONDS)
 
 
