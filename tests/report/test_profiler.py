@@ -136,8 +136,8 @@ def test_forward_and_backward_land_on_the_node_that_dominates(net: OnnxModule, t
     report = _train(net, NodeProfiler(3, 7, tmp_path), 7, torch.randn(8192, WIDTH))
     times, large = report.times, _by_name(report)["block.0/large"]
     assert times.nodes[0] is large
-    assert large is max(times.nodes, key=lambda node: node.forward_seconds)
-    assert large is max(times.nodes, key=lambda node: node.backward_seconds)
+    assert large.forward_seconds > 0.5 * times.forward_seconds
+    assert large.backward_seconds > 0.5 * times.backward_seconds
     rows = _by_name(report)
     for name in ("block.0/relu", "block.1/small", "head/softmax", "loss"):
         assert 0 < rows[name].backward_seconds < large.backward_seconds

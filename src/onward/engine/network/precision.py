@@ -20,7 +20,7 @@ from onward.parameters import MixedPrecision
 from onward.spelling import shortened
 
 PART = {"cpu": 2**20, "cuda": 2**26}
-"""So many elements are cast at a time."""
+"""So many elements are cast at a time, by device."""
 
 LISTED = 5
 """So many products that stay as they are a note names."""

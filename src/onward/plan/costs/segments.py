@@ -114,8 +114,9 @@ def _joined(
         index: begin
         for first, period, count in find_rows(held_weights(graph, len(segments), readers))
         if count > MOST_JOINED_BLOCKS or not joins_others
-        for begin in range(first, first + period * count, period * _together(count, blocks))
-        for index in range(begin, min(begin + period * _together(count, blocks), first + period * count))
+        for size in [period * _together(count, blocks)]
+        for begin in range(first, first + period * count, size)
+        for index in range(begin, min(begin + size, first + period * count))
     }
     joined, last = list[list[ir.Node]](), None
     for index, nodes in enumerate(segments):
