@@ -83,6 +83,8 @@ def _cpu_seconds(step: Step) -> float:
 def prepare(one: Architecture, folder: Path) -> None:
     """Writes the batch size, batches and the ONNX file, where they are not there yet."""
     path = folder / "work.json"
+    if (folder / "batches.npz").exists():
+        return
     batch = json.loads(path.read_text())["batch"] if path.exists() else find_batch(one)
     module = networks.build(one)
     batches = draw_batches(one, networks.build(one), batch)

@@ -34,11 +34,23 @@ PARTING = {
 
 
 def speed(row: Row, other: str, clock: str = "cpu", own: str = "onward") -> float | None:
-    """onward's throughput relative to another way's, the median over the rounds; None: one of them was not measured."""
+    """onward's throughput relative to another way's, the median over the starts; None: one of them was not measured."""
+    found = speeds(row, other, clock, own)
+    return statistics.median(found) if found else None
+
+
+def speeds(row: Row, other: str, clock: str = "cpu", own: str = "onward") -> list[float]:
+    """The same of each start, the median over its rounds; empty: one of them was not measured."""
     ways = row["ways"]
-    if any("tensor_bytes" not in ways.get(way, {}) for way in (own, other)):
-        return None
-    return statistics.median(theirs / mine for theirs, mine in zip(ways[other][clock], ways[own][clock], strict=True))
+    if any("tensor_bytes" not in ways.get(way, {}) or "failure" in ways[way] for way in (own, other)):
+        return []
+    starts = zip(ways[other][clock], ways[own][clock], strict=True)
+    return [statistics.median(x / y for x, y in zip(theirs, mine, strict=True)) for theirs, mine in starts]
+
+
+def seconds_of_update(row: Row, way: str) -> float:
+    """CPU time, the median over the starts."""
+    return statistics.median(statistics.median(rounds) for rounds in row["ways"][way]["cpu"])
 
 
 def memory(row: Row, other: str) -> float | None:
@@ -65,6 +77,21 @@ def parting(rows: Sequence[Row]) -> list[str]:
     ]
 
 
+def unrepeated(rows: Sequence[Row]) -> list[str]:
+    """Architecture and way for each whose starts did not give the same losses, bit for bit."""
+    return [
+        f"{row['name']}, {way}"
+        for row in rows
+        for way, found in row["ways"].items()
+        if way.startswith("onward") and not found.get("is_repeated", True)
+    ]
+
+
+def refused(rows: Sequence[Row]) -> list[str]:
+    """The architectures of which torch could not compile a segment."""
+    return [row["name"] for row in rows if any(way.get("refusals") for way in row["ways"].values())]
+
+
 def counts(rows: Sequence[Row], other: str, goal: float) -> str:
     """A sentence: the median speed, how many are below 1.0, and memory."""
     found = sorted(value for row in rows if (value := speed(row, other)) is not None)
@@ -89,7 +116,8 @@ def compilation(rows: Sequence[Row]) -> str:
     firsts = [float(way["first_seconds"]) for way in compiled]
     return (
         f"`speed.compile: auto` compiled {len(compiled)} of them, marked c (runs are taken to be long); their first "
-        f"update took {statistics.median(firsts):.0f} s in the median, at most {max(firsts):.0f} s"
+        f"update took {statistics.median(firsts):.0f} s in the median, at most {max(firsts):.0f} s; networks with a "
+        f"segment that torch could not compile: {', '.join(refused(rows)) or 'none'}"
     )
 
 
@@ -116,14 +144,17 @@ def page(rows: Mapping[str, Row], held_out: Mapping[str, Row], left_out: Mapping
 Written by `python -m benchmarks.census --page`. {machines}. Each network is trained by onward with its defaults, from
 its ONNX export, and by the same torch module in a loop by hand, eager and under `torch.compile`: same loss, batches,
 gradient clipping and fused AdamW, fp32, one thread, {len(measured)} networks. Ratios are onward's relative to the
-other's, in alternate turns; above 1 onward is faster, memory below 1 is smaller. **The ratio by CPU time is the one to
-trust**: other processes wanted the cores (load {min(loads):.0f} to {max(loads):.0f}), and the ratio by the clock
-contains them.
+other's, in alternate turns on one core; above 1 onward is faster, memory below 1 is smaller. Each way is started
+several times: the ratio is the median over the starts, and the column beside it has the lowest and the highest. **The
+ratio by CPU time is the one to trust**: other processes wanted the cores (load {min(loads):.0f} to {max(loads):.0f}),
+and the ratio by the clock contains them.
 {WIDTHS}
 
 Losses of the last column are compared over all updates of a row. Those that differ by more than {AGREEMENT:.0e}:
 
 {chr(10).join(parting([*every, *others]))}
+
+Starts whose losses are not bitwise equal to those of the first: {"; ".join(unrepeated([*every, *others])) or "none"}.
 
 - {compilation(every)}
 - {counts(every, "eager", 1.25)}
@@ -161,12 +192,12 @@ Not measured:
 
 
 COLUMNS = (
-    "network", "parameters", "nodes", "batch", "eager update", "onward", "", "throughput", "by the clock", "memory",
-    "compiled: throughput", "compiled: memory", "loss differs by",
+    "network", "parameters", "nodes", "batch", "eager update", "onward", "", "throughput", "starts", "by the clock",
+    "memory", "compiled: throughput", "compiled: memory", "loss differs by",
 )  # fmt: skip
 HELD_OUT_COLUMNS = (
-    "network", "parameters", "nodes", "batch", "eager update", "onward", "", "throughput", "uncompiled", "compiled",
-    "memory", "loss differs by",
+    "network", "parameters", "nodes", "batch", "eager update", "onward", "", "throughput", "starts", "uncompiled",
+    "compiled", "memory", "loss differs by",
 )  # fmt: skip
 WIDTHS = (
     "Networks of `transformers` are eight times as wide as in the tests, their sequences nine times as long; of the\n"
@@ -177,7 +208,7 @@ WIDTHS = (
 def _row(row: Row) -> str:
     return _line([
         *_size_and_time(row),
-        _number(speed(row, "eager")),
+        *_speed_and_starts(row),
         _number(speed(row, "eager", "wall")),
         _number(memory(row, "eager"), is_memory=True),
         _number(speed(row, "compiled")),
@@ -189,7 +220,7 @@ def _row(row: Row) -> str:
 def _held_out_row(row: Row) -> str:
     return _line([
         *_size_and_time(row),
-        _number(speed(row, "eager")),
+        *_speed_and_starts(row),
         _number(speed(row, "eager", own="onward uncompiled")),
         _number(speed(row, "eager", own="onward compiled")),
         _number(memory(row, "eager"), is_memory=True),
@@ -202,7 +233,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _size_and_time(row: Row) -> list[str]:
-    own, eager = (statistics.median(row["ways"][way]["cpu"]) * 1e3 for way in ("onward", "eager"))
+    own, eager = (seconds_of_update(row, way) * 1e3 for way in ("onward", "eager"))
     return [
         row["name"],
         f"{row['weights'] / 1e6:.3f} M",
@@ -212,6 +243,11 @@ def _size_and_time(row: Row) -> list[str]:
         f"{own:.1f} ms",
         "c" if row["ways"]["onward"].get("is_compiled") else "",
     ]
+
+
+def _speed_and_starts(row: Row) -> list[str]:
+    found = speeds(row, "eager")
+    return [_number(speed(row, "eager")), f"{min(found):.2f} to {max(found):.2f}" if len(found) > 1 else ""]
 
 
 def _agreement(row: Row) -> str:

@@ -157,6 +157,11 @@ class ForkedContestant(Contestant):
         self._errors = log.open("w")
         self._process = _Fork(run, {**environment, STARTED: str(time.time())}, self._errors)  # type: ignore[assignment]
 
+    def pin(self, core: int) -> None:
+        """Lets its main thread run on this core alone; what it compiled before could use all."""
+        if self.failure is None:
+            os.sched_setaffinity(self._process.pid, {core})
+
 
 class _Fork:
     """What a contestant needs of `subprocess.Popen`."""

@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def way(cpu: float, tensor_bytes: int, loss: float = 2.0) -> dict[str, Any]:
-    return {"cpu": [cpu, 2 * cpu, cpu], "wall": [3 * cpu] * 3, "losses": [loss, loss], "tensor_bytes": tensor_bytes}
+    starts = [[cpu, 2 * cpu, cpu], [cpu, cpu, cpu], [3 * cpu, cpu, cpu]]
+    return {"cpu": starts, "wall": [[3 * cpu] * 3] * 3, "losses": [loss, loss], "tensor_bytes": tensor_bytes}
 
 
 def row(name: str, own: float, **others: dict[str, Any]) -> dict[str, Any]:
@@ -31,8 +32,13 @@ def row(name: str, own: float, **others: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_ratios_are_medians_over_rounds_by_cpu_time() -> None:
+def test_ratios_are_medians_over_starts_of_medians_over_rounds_by_cpu_time() -> None:
     one = row("lstm", 0.05, compiled=way(0.04, 25))
+    slow = row("lstm", 0.05)
+    slow["ways"]["onward"]["cpu"] = [[0.05, 0.05, 0.9], [0.1, 0.1, 0.9], [0.9, 0.9, 0.9]]
+    assert census_page.speeds(slow, "eager") == pytest.approx([2.0, 1.0, 1 / 9])
+    assert census_page.speed(slow, "eager") == pytest.approx(1.0)
+    assert census_page.seconds_of_update(slow, "onward") == 0.1
     assert census_page.speed(one, "eager") == 2.0
     assert census_page.speed(one, "compiled") == pytest.approx(0.8)
     assert (census_page.memory(one, "eager"), census_page.memory(one, "compiled")) == (0.5, 2.0)
@@ -57,8 +63,8 @@ def test_the_page_marks_what_auto_compiled() -> None:
     compiled["ways"]["onward"] |= {"is_compiled": True, "first_seconds": 12.34}
     text = census_page.page({"llama": compiled, "vit": row("vit", 0.2)}, {}, {})
     assert "compiled 1 of them, marked c (runs are taken to be long); their first update took 12 s in the" in text
-    assert "| 50.0 ms | c | 2.00 |" in text
-    assert "| 200.0 ms |  | **0.50** |" in text
+    assert "| 50.0 ms | c | 2.00 | 2.00 to 2.00 |" in text
+    assert "| 200.0 ms |  | **0.50** | 0.50 to 0.50 |" in text
     assert "compiled none" in census_page.page({"vit": row("vit", 0.2)}, {}, {})
 
 
@@ -66,7 +72,16 @@ def test_the_page_says_what_auto_left_on_networks_held_out() -> None:
     one = row("granite", 0.05, **{"onward uncompiled": way(0.05, 50), "onward compiled": way(0.2, 50)})
     text = census_page.page({"vit": row("vit", 0.2)}, {"granite": one}, {})
     assert "against eager, 1 networks: median throughput 2.00" in text
-    assert "| 50.0 ms |  | 2.00 | 2.00 | **0.50** | 0.50 | **5e-04** |" in text
+    assert "| 50.0 ms |  | 2.00 | 2.00 to 2.00 | 2.00 | **0.50** | 0.50 | **5e-04** |" in text
+
+
+def test_the_page_names_what_was_not_compiled_and_what_was_not_repeated() -> None:
+    one = row("llama", 0.05)
+    one["ways"]["onward"] |= {"is_compiled": True, "first_seconds": 12.34, "refusals": 2, "is_repeated": False}
+    one["ways"]["eager"]["is_repeated"] = False
+    text = census_page.page({"llama": one}, {}, {})
+    assert "networks with a segment that torch could not compile: llama" in text
+    assert "not bitwise equal to those of the first: llama, onward." in text
 
 
 def test_all_that_was_measured_trains_as_the_module_does() -> None:
@@ -76,6 +91,8 @@ def test_all_that_was_measured_trains_as_the_module_does() -> None:
         ways = one["ways"]
         assert ways["onward"]["losses"][0] == pytest.approx(ways["eager"]["losses"][0], rel=census_page.AGREEMENT)
     assert not [line for line in census_page.parting(rows) if "not explained" in line]
+    assert not census_page.unrepeated(rows)
+    assert not census_page.refused(rows)
     assert census_page.parting([row("vit", 0.2)]) == ["- `vit`: **not explained**"]
 
 

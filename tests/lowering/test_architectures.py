@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 
 import onward
+from onward.lowering.building.specialization import specialize
+from onward.lowering.building.tensor_facts import FACT
 from onward.lowering.module import OnnxModule
 from tests.lowering.architecture import Architecture, export_program
 from tests.lowering.architectures import ARCHITECTURES, REFUSED
@@ -146,6 +148,15 @@ def _assert_nothing_is_lost(
         assert any("batch normalization was folded" in note for note in net.graph.notes)
 
 
+def _assert_every_shape_is_known(net: OnnxModule, inputs: tuple[Tensor, ...]) -> None:
+    """A program for inputs of these shapes notes the shape of every result: else its calls are not simplified."""
+    tensors = net.tensors_by_name()
+    constants = frozenset(tensors) - {*net.graph.weights, *net.graph.states}
+    program = specialize(net.program, torch.device("cpu"), inputs, tensors, constants)
+    calls = [node for node in program.code.graph.nodes if node.op == "call_function"]
+    assert not [node for node in calls if FACT not in node.meta]
+
+
 def compare(architecture: Architecture) -> float:
     """Compares a module with its export, as it is and optimized; the largest relative difference of a gradient."""
     torch.manual_seed(0)
@@ -158,6 +169,7 @@ def compare(architecture: Architecture) -> float:
     net = onward.to_torch(program.model_proto)
     _assert_same_outputs(expected, _run(net, architecture.inputs))
     difference = _assert_weights_are_parameters(module, net, gradients)
+    _assert_every_shape_is_known(net, architecture.inputs)
 
     program.optimize()
     model = program.model_proto

@@ -79,7 +79,11 @@ def _run(
     device = torch.device("cpu")
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     by_name = {str(value.name): value for value in main.inputs}
-    interpreter = _ShapeInterpreter(program.code)
+    constants = {**program.attribute_tensors, **small}
+    placeholders = [node for node in program.code.graph.nodes if node.op == "placeholder"]
+    named = zip(placeholders[2 + len(program.inputs) :], program.tensors, strict=True)
+    known = {placeholders[1]: device, **{node: constants[name] for node, name in named if name in constants}}
+    interpreter = _ShapeInterpreter(program.code, known, mode)
     with mode, torch.no_grad():
         inputs: list[Any] = []
         for name in program.inputs:
@@ -90,10 +94,8 @@ def _run(
             inputs.append(torch.empty(input_shapes[name], dtype=dtype) if name in input_shapes else _UNKNOWN)
         tensors: list[torch.Tensor] = []
         for name in program.tensors:
-            if name in small:
-                tensors.append(mode.from_tensor(small[name], static_shapes=True))
-            elif name in program.attribute_tensors:
-                tensors.append(mode.from_tensor(program.attribute_tensors[name], static_shapes=True))
+            if name in constants:
+                tensors.append(mode.from_tensor(constants[name], static_shapes=True))
             else:
                 stored = main.initializers[name].const_value
                 assert stored is not None

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from onward.graph.reading.garbage_collection import without_collection
 from onward.lowering.building.tensor_facts import FACT, fact_of
@@ -44,8 +44,8 @@ def specialize(
         tensors: what the program will be called with.
         constants: names among `tensors` that never change: neither weights nor running statistics.
     """
-    known, facts = _find_values(program, device, inputs, tensors)
-    return _Rewriter(program, device, tensors, constants, known, facts).rewrite()
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    return _rewrite(program, device, [_faked(value, mode) for value in inputs], tensors, constants, mode)
 
 
 def fold_constants(
@@ -55,48 +55,95 @@ def fold_constants(
 
     The arguments are those of `specialize`.
     """
-    return _Rewriter(program, device, tensors, constants, {}, {}).rewrite()
-
-
-def _find_values(
-    program: Program, device: torch.device, inputs: Sequence[Any], tensors: Mapping[str, torch.Tensor]
-) -> tuple[dict[fx.Node, Any], dict[fx.Node, Any]]:
-    """Node -> its Python value, for every node whose value follows from the shapes alone; and facts of the others."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
+    return _rewrite(program, device, [_UNKNOWN] * len(program.inputs), tensors, constants, mode)
 
-    def fake(value: Any) -> Any:
-        return mode.from_tensor(value, static_shapes=True) if isinstance(value, torch.Tensor) else _UNKNOWN
 
-    interpreter = _ShapeInterpreter(program.code)
-    values = [fake(program.tensor(name, tensors)) for name in program.tensors]
+def _rewrite(
+    program: Program,
+    device: torch.device,
+    inputs: Sequence[Any],
+    tensors: Mapping[str, torch.Tensor],
+    constants: frozenset[str],
+    mode: FakeTensorMode,
+) -> Program:
+    """The program with all values that can be found; inputs are fake tensors, or unknown."""
+    every = {name: program.tensor(name, tensors) for name in program.tensors}
+    placeholders = [node for node in program.code.graph.nodes if node.op == "placeholder"]
+    known: dict[fx.Node, Any] = {placeholders[1]: device}
+    for node, (name, tensor) in zip(placeholders[2 + len(inputs) :], every.items(), strict=True):
+        if name in constants or name in program.attribute_tensors:
+            known[node] = tensor
+    interpreter = _ShapeInterpreter(program.code, known, mode)
     with mode, torch.no_grad():
-        interpreter.run(False, device, *(fake(value) for value in inputs), *values)
-    return interpreter.host_values, interpreter.facts
+        interpreter.run(False, device, *inputs, *(_faked(tensor, mode) for tensor in every.values()))
+    return _Rewriter(program, interpreter.known, interpreter.facts).rewrite()
+
+
+def _faked(value: Any, mode: FakeTensorMode) -> Any:
+    return mode.from_tensor(value, static_shapes=True) if isinstance(value, torch.Tensor) else _UNKNOWN
 
 
 class _ShapeInterpreter(fx.Interpreter):
-    """Runs on fake tensors; what cannot be known becomes unknown, and with it all that depends on it."""
+    """Runs on fake tensors, and computes what follows from constants; what cannot be known becomes unknown, and with it
+    all that depends on it.
 
-    def __init__(self, module: fx.GraphModule) -> None:
+    Attributes:
+        known: node -> its value: a constant tensor, or what lives in Python; at first those of placeholders.
+        facts: node -> the shape and type of its result.
+    """
+
+    def __init__(self, module: fx.GraphModule, known: dict[fx.Node, Any], mode: FakeTensorMode) -> None:
         super().__init__(module, garbage_collect_values=False)
-        self.host_values: dict[fx.Node, Any] = {}
+        self.known = known
         self.facts: dict[fx.Node, Any] = {}
+        self.mode = mode
 
     def run_node(self, n: fx.Node) -> Any:
         if n.op == "output":
             return None
-        if any(self.env[source] is _UNKNOWN for source in n.all_input_nodes):
-            return _UNKNOWN
-        try:
-            result = super().run_node(n)
-        except Exception:
-            return _UNKNOWN
+        result = self._run_on_fakes(n)
         if n.op == "call_function" and _is_host(result):
-            self.host_values[n] = result
+            self.known[n] = result
+        elif n.op == "call_function" and self._is_foldable(n) and not _is_large(result):
+            value = self._evaluate(n)
+            if value is not _UNKNOWN:
+                self.known[n] = value
+                result = _faked(value, self.mode) if isinstance(value, torch.Tensor) else value
         fact = fact_of(result)
         if fact is not None:
             self.facts[n] = fact
         return result
+
+    def _run_on_fakes(self, n: fx.Node) -> Any:
+        if any(self.env[source] is _UNKNOWN for source in n.all_input_nodes):
+            return _UNKNOWN
+        try:
+            return super().run_node(n)
+        except Exception:
+            return _UNKNOWN
+
+    def _is_foldable(self, node: fx.Node) -> bool:
+        """A pure function of constants; what draws random numbers is not."""
+        target: Callable[..., Any] = node.target  # type: ignore[assignment]
+        if target is Nested or getattr(target, "__module__", "").endswith((".random", ".control_flow")):
+            return False
+        return all(source in self.known for source in node.all_input_nodes)
+
+    def _evaluate(self, node: fx.Node) -> Any:
+        arguments, keywords = fx.node.map_arg((node.args, node.kwargs), lambda source: self.known[source])
+        with unset_fake_temporarily():
+            try:
+                result = node.target(*arguments, **keywords)  # type: ignore[operator]
+            except Exception:
+                return _UNKNOWN
+            if _is_host(result):
+                return result
+            return _compact(result) if isinstance(result, torch.Tensor) and not _is_large(result) else _UNKNOWN
+
+
+def _is_large(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.numel() * value.element_size() > LARGEST_FOLDED_BYTES
 
 
 def _is_host(value: Any) -> bool:
@@ -126,39 +173,20 @@ def _are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
 class _Rewriter:
     """Copies a program, with known values instead of the nodes that computed them."""
 
-    def __init__(
-        self,
-        program: Program,
-        device: torch.device,
-        tensors: Mapping[str, torch.Tensor],
-        constants: frozenset[str],
-        known: Mapping[fx.Node, Any],
-        facts: Mapping[fx.Node, Any],
-    ) -> None:
+    def __init__(self, program: Program, known: Mapping[fx.Node, Any], facts: Mapping[fx.Node, Any]) -> None:
         self.program = program
-        self.device = device
         self.known = known
         self.facts = facts
         self.new = fx.Graph()
         self.map: dict[fx.Node, Any] = {}
-        self.constant: dict[fx.Node, Any] = {}
         self.simplified: dict[Any, dict[str, Any]] = {}
         self.folded: dict[str, torch.Tensor] = {}
         self.folded_names: dict[fx.Node, str] = {}
-        self.tensors = {
-            name: program.tensor(name, tensors)
-            for name in program.tensors
-            if name in constants or name in program.attribute_tensors
-        }
 
     def rewrite(self) -> Program:
         placeholders = [n for n in self.program.code.graph.nodes if n.op == "placeholder"]
-        names = (None, None, *(None for _ in self.program.inputs), *self.program.tensors)
-        for node, name in zip(placeholders, names, strict=True):
+        for node in placeholders:
             self.map[node] = self._noted(node, self.new.node_copy(node))
-            if name in self.tensors:
-                self.constant[node] = self.tensors[name]
-        self.constant[placeholders[1]] = self.device
         last = self.map[placeholders[-1]]
         for node in self.program.code.graph.nodes:
             if node.op != "placeholder":
@@ -181,27 +209,13 @@ class _Rewriter:
         )
 
     def _copy(self, node: fx.Node) -> None:
-        if node in self.known:
-            self.map[node] = self.known[node]
-            self.constant[node] = self.known[node]
+        value = self.known.get(node)
+        if isinstance(value, torch.Tensor):
+            self.map[node] = self._find_equal(value) or self._placeholder_of(node, value)
             return
-        if node.op == "call_function" and self._is_foldable(node):
-            result = self._evaluate(node)
-            if _is_host(result):
-                self.map[node] = self.constant[node] = result
-                return
-            if result is not _UNKNOWN:
-                self.constant[node] = result
-                same = self._find_equal(result)
-                if same is not None:
-                    self.map[node] = same
-                    return
-                name = f"folded/{node.name}"
-                self.folded[name] = result
-                placeholder = self._noted(node, self.new.placeholder(f"folded_{node.name}"))
-                self.map[node] = placeholder
-                self.folded_names[placeholder] = name
-                return
+        if value is not None:
+            self.map[node] = value
+            return
         copy = self.new.node_copy(node, lambda source: self.map[source])
         self.map[node] = self._noted(node, copy)
         simpler = simpler_arguments(node.target, node.args, node.kwargs, self._lookup, self.simplified)
@@ -215,27 +229,13 @@ class _Rewriter:
         return copy
 
     def _lookup(self, argument: Any) -> Any:
-        return self.constant.get(argument) if isinstance(argument, fx.Node) else argument
+        return self.known.get(argument) if isinstance(argument, fx.Node) else argument
 
-    def _is_foldable(self, node: fx.Node) -> bool:
-        """A pure function of constants; what draws random numbers is not."""
-        target: Callable[..., Any] = node.target  # type: ignore[assignment]
-        if target is Nested or getattr(target, "__module__", "").endswith((".random", ".control_flow")):
-            return False
-        return all(source in self.constant for source in node.all_input_nodes)
-
-    def _evaluate(self, node: fx.Node) -> Any:
-        arguments, keywords = fx.node.map_arg((node.args, node.kwargs), lambda source: self.constant[source])
-        try:
-            with torch.no_grad():
-                result = node.target(*arguments, **keywords)  # type: ignore[operator]
-        except Exception:
-            return _UNKNOWN
-        if _is_host(result):
-            return result
-        if not isinstance(result, torch.Tensor) or result.numel() * result.element_size() > LARGEST_FOLDED_BYTES:
-            return _UNKNOWN
-        return _compact(result)
+    def _placeholder_of(self, node: fx.Node, value: torch.Tensor) -> fx.Node:
+        placeholder = self._noted(node, self.new.placeholder(f"folded_{node.name}"))
+        name = self.folded_names[placeholder] = f"folded/{node.name}"
+        self.folded[name] = value
+        return placeholder
 
     def _find_equal(self, tensor: torch.Tensor) -> fx.Node | None:
         """What stands for an earlier constant of the same bits: layers that each compute a table share it."""

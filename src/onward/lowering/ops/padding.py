@@ -109,7 +109,8 @@ def _source_positions(data: Tensor, axis: int, before: int, after: int, mode: st
     if size == 1:
         return torch.zeros_like(positions)
     period = 2 * (size - 1)
-    return size - 1 - (positions.remainder(period) - (size - 1)).abs()
+    positions = positions.remainder(period)  # of whose absolute value torch's compiler finds no bounds
+    return torch.minimum(positions, period - positions)
 
 
 @lowers("CenterCropPad", since=18, host=("shape",))
