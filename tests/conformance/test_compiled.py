@@ -12,6 +12,7 @@ import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,11 +22,18 @@ from torch import Tensor, fx
 
 from onward.engine.network.compilation import options_for
 from onward.lowering.building.specialization import specialize
+from onward.lowering.kernels.host import to_host
 from tests.conformance.cases import Case
 from tests.conformance.checking import net_of, to_torch_value
 from tests.conformance.kinds import cases_by_kind
 
 PARTS, CASES_OF_A_KIND, CASES_OF_A_GRAPH = 12, 3, 20
+REFUSED = {
+    "test_cast_e8m0_FLOAT_to_FLOAT8E8M0": "torch's compiler has no name in C++ for the type",
+    "test_cast_e8m0_FLOAT16_to_FLOAT8E8M0": "the same",
+    "test_loop11": "the rows that a loop adds are chosen by its own counter",
+}
+"""Case -> why torch cannot compile it."""
 CPU = torch.device("cpu")
 pytestmark = [
     pytest.mark.slow,
@@ -36,7 +44,7 @@ pytestmark = [
 
 @dataclass(frozen=True)
 class Compilable:
-    """A case as the code of a run has it: specialized, with all that is not a float folded.
+    """A case as the code of a run has it: specialized, with all that is not a float tensor folded.
 
     Attributes:
         name: of the case.
@@ -64,21 +72,38 @@ def is_same(one: Tensor, two: Tensor) -> bool:
     return torch.equal(one.nan_to_num(), two.nan_to_num()) if one.is_floating_point() else torch.equal(one, two)
 
 
+def with_constants(case: Case, arrays: Sequence[Any], are_inputs: Sequence[bool]) -> Case:
+    """The same case; what is no input holds these numbers."""
+    case = replace(case, model=copy.deepcopy(case.model))
+    graph, values = case.model.graph, list(case.model.graph.input)
+    del graph.input[:]
+    for value, array, is_input in zip(values, arrays, are_inputs, strict=True):
+        if is_input:
+            graph.input.append(value)
+        else:
+            graph.initializer.append(numpy_helper.from_array(np.asarray(array), value.name))
+    return case
+
+
 def compilable(case: Case) -> Compilable | None:
     """None: it has no floats, or draws random numbers."""
     arrays = case.data_sets[0][0]
     given = [to_torch_value(value) for value in arrays]
-    if not all(isinstance(x, Tensor) for x in given) or not any(x.is_floating_point() for x in given):
+    if not all(isinstance(x, Tensor) for x in given):
         return None
-    case = replace(case, model=copy.deepcopy(case.model))
-    graph, inputs = case.model.graph, list(case.model.graph.input)
-    del graph.input[:]
-    graph.input.extend(value for value, x in zip(inputs, given, strict=True) if x.is_floating_point())
-    for value, x, array in zip(inputs, given, arrays, strict=True):
-        if not x.is_floating_point():
-            graph.initializer.append(numpy_helper.from_array(np.asarray(array), value.name))
-    floats = tuple(x for x in given if x.is_floating_point())
-    net = net_of(case)
+    are_tensors = [x.is_floating_point() for x in given]
+    net = net_of(with_constants(case, arrays, are_tensors))
+    read_as_numbers = {
+        node.name
+        for node in net.program.code.graph.nodes
+        if node.op == "placeholder" and any(user.target is to_host for user in node.users)
+    }
+    names = [value.name for value in case.model.graph.input]
+    are_tensors = [is_one and name not in read_as_numbers for is_one, name in zip(are_tensors, names, strict=True)]
+    if not any(are_tensors):
+        return None
+    floats = tuple(x for x, is_one in zip(given, are_tensors, strict=True) if is_one)
+    net = net_of(with_constants(case, arrays, are_tensors))
     tensors = net.tensors_by_name()
     program = specialize(net.program, CPU, floats, tensors, frozenset(tensors))
     found = Compilable(
@@ -155,4 +180,4 @@ def test_compiled_cases_are_as_uncompiled_ones(part: int) -> None:
     assert len(cases) > 40
     groups = [cases[at : at + CASES_OF_A_GRAPH] for at in range(0, len(cases), CASES_OF_A_GRAPH)]
     assert not [name for group in groups for name in differing(group, refused)]
-    assert len(refused) < 0.15 * len(cases), refused
+    assert set(refused) == {one.name for one in cases} & REFUSED.keys()

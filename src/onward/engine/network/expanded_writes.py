@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+
+from onward.engine.network.graph_passes import GraphPass
 
 _ATEN = torch.ops.aten
 _WRITES = frozenset({
@@ -20,7 +21,7 @@ _WRITES = frozenset({
 """What is left of ScatterND, ScatterElements, and the backward passes of both, when the compiler looks for writes."""
 
 
-class CopiedExpansions(CustomGraphPass):
+class CopiedExpansions(GraphPass):
     """Copies what is written into, in a graph of one pass, before the compiler chooses where to write."""
 
     def __call__(self, graph: fx.Graph) -> None:
@@ -36,10 +37,6 @@ class CopiedExpansions(CustomGraphPass):
                     )
                 copy.meta["val"] = written.meta["val"].contiguous()
                 node.update_arg(0, copy)
-
-    def uuid(self) -> bytes:
-        """By which torch's cache of compiled code knows what was done."""
-        return get_hash_for_files((__file__,))
 
 
 def shares_memory_with_itself(value: Any) -> bool:

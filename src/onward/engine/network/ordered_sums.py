@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
+
+from onward.engine.network.graph_passes import GraphPass
 
 _ADDITIONS = frozenset({torch.ops.aten.index_put, torch.ops.aten._unsafe_index_put})
 """What is left of the gradients of Gather, of Col2Im, and of Scatter with sums, after decomposition."""
@@ -23,7 +24,7 @@ _MASKED = torch.ops.aten._unsafe_masked_index_put_accumulate
 """And of embeddings: only where a mask is true, and a position out of range is taken for the nearest."""
 
 
-class OrderedSums(CustomGraphPass):
+class OrderedSums(GraphPass):
     """Replaces each addition at positions by a scatter, in a graph of one pass."""
 
     def __call__(self, graph: fx.Graph) -> None:
@@ -44,10 +45,6 @@ class OrderedSums(CustomGraphPass):
                 result = graph.graph_copy(code.graph, dict(zip(inputs, tensors, strict=True)))
             node.replace_all_uses_with(result)
             graph.erase_node(node)
-
-    def uuid(self) -> bytes:
-        """By which torch's cache of compiled code knows what was done."""
-        return get_hash_for_files((__file__,))
 
 
 def _addition(node: fx.Node) -> tuple[Any, Any, Any, Any] | None:

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import torch
 from torch import fx
-from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch.utils.checkpoint import CheckpointPolicy
+
+from onward.engine.network.graph_passes import GraphPass
 
 _ATEN = torch.ops.aten
 _COMPARISONS = frozenset({
@@ -18,7 +19,7 @@ _COMPARISONS = frozenset({
 """Elementwise operators that give booleans."""
 
 
-class RecomputedMasks(CustomGraphPass):
+class RecomputedMasks(GraphPass):
     """Marks comparisons in a graph of both passes, before it is cut into the two."""
 
     def __call__(self, graph: fx.Graph) -> None:
@@ -28,7 +29,3 @@ class RecomputedMasks(CustomGraphPass):
             is_mask = isinstance(value, torch.Tensor) and value.dtype == torch.bool
             if is_mask and getattr(node.target, "overloadpacket", None) in _COMPARISONS:
                 node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
-
-    def uuid(self) -> bytes:
-        """By which torch's cache of compiled code knows what was done."""
-        return get_hash_for_files((__file__,))
