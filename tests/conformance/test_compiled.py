@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import shutil
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -141,7 +142,9 @@ def compute(group: Sequence[Compilable], is_compiled: bool) -> list[list[Tensor]
     if is_compiled:
         torch.compiler.reset()
         run = torch.compile(run, dynamic=False, fullgraph=True, options=options_for(CPU))
-    results = run(every)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"torch\.")  # as in a run
+        results = run(every)
     sums = [x.float().sum() for outputs in results for x in outputs if x.requires_grad]
     leaves = [[x for x in mine if x.requires_grad] for mine in every]
     if sums:

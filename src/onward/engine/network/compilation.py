@@ -181,7 +181,7 @@ class _CompiledGraph:
         )
         with torch._dynamo.config.patch(optimize_ddp=False), passes, warnings.catch_warnings():
             # The compiler's advice is about calls of torch; as errors, if warnings are, it would end the compilation.
-            warnings.filterwarnings("ignore", module=r"torch\._(dynamo|functorch|inductor)")
+            warnings.filterwarnings("ignore", module=r"torch\.")
             results: tuple[Any, ...] = self._compiled(*arguments)
         self.is_compiled = True
         return results
