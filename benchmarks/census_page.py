@@ -14,7 +14,7 @@ WHY: dict[str, str] = {
     "embedding_bag": "0.85 of the time is torch's gradient of a table, which sorts indices, on both sides",
     "dueling": "convolutions take 0.8 of the time, torch's on both sides",
     "spatial_transformer": "convolutions and the sampling of the grid take 0.7 of the time, torch's on both sides",
-    "locally_connected": "images cut into windows and put together again, and copies for products, take 0.7 of the time",
+    "locally_connected": "images cut into windows and put together again, and copies for products, take 0.7 of it",
     "vit": "products and attention take 0.6 of the time, on both sides",
     "deit": "as vit",
     "state_space": "the convolution and its gradient, 0.8 of the time, are torch's on both sides",
