@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from onward.engine.network.compilation import options_for
 from onward.errors import NodeError
 from onward.lowering.ops.padding import pad_axes
 from tests.one_node import check_against_onnxruntime, check_gradients, ints, make_model, run, to_array
@@ -142,3 +144,22 @@ def test_padding_by_nothing_copies_nothing() -> None:
     data = torch.randn(2, 3, 4, 4)
     assert pad_axes(data, [0] * 8, None, "constant", 0.0) is data
     assert pad_axes(data, [0, 0, 0, 0, 0, 0, 0, 1], None, "constant", 0.0).shape == (2, 3, 4, 5)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for CPUs with g++")
+def test_borders_of_computed_images_are_compiled() -> None:
+    """torch's compiler refused reflected ones, whose places it could not bound, once they were joined with others."""
+
+    def run(x: torch.Tensor) -> list[torch.Tensor]:
+        pads = ((0, 0, 1, 1, 0, 0, 1, 1), (0, 0, 9, 2, 0, 0, 20, 3))
+        modes = ("reflect", "edge", "wrap")
+        return [pad_axes(x * x + 1, amounts, None, mode, 0).sqrt() for mode in modes for amounts in pads]
+
+    x = torch.randn(3, 16, 8, 8, generator=torch.Generator().manual_seed(0))
+    given = [x.clone().contiguous(memory_format=torch.channels_last).requires_grad_() for _ in range(2)]
+    compiled = torch.compile(run, fullgraph=True, dynamic=False, options=options_for(torch.device("cpu")))
+    results = [function(one) for function, one in zip((compiled, run), given, strict=True)]
+    for each in results:
+        torch.stack([result.square().mean() for result in each]).sum().backward()
+    torch.testing.assert_close(*results, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(given[0].grad, given[1].grad, rtol=1e-5, atol=1e-6)
