@@ -30,13 +30,13 @@ from benchmarks import census_contestants, census_networks
 from benchmarks.census_page import page, seconds_of_update, speed
 from benchmarks.compare_environment import hardware
 from benchmarks.compare_protocol import ForkedContestant
+from onward.engine.network.compilation import RUNS_UNCOMPILED
 
 ROWS = Path(__file__).parent / "results" / "census.jsonl"
 HELD_OUT_ROWS = ROWS.with_name("census_held_out.jsonl")
 PAGE = Path(__file__).parent / "census.md"
 WAYS = ("onward", "onward uncompiled", "onward compiled", "compiled")
 STARTS, ROUNDS, STEPS, WARM = 3, 5, 2, 1
-REFUSED = "a segment runs uncompiled, since torch could not compile it"
 SHORTEST_SECONDS = 0.015
 """CPU time of an eager update: below, too much of a ratio is the loop around the network."""
 
@@ -84,7 +84,7 @@ def begin_and_measure(row: dict[str, Any], folder: Path) -> None:
         if first and "first_seconds" not in found:
             said = runner.log.read_text()
             found["first_seconds"] = round(first["wall"][0], 2)
-            found |= {"is_compiled": "speed.compile: on" in said, "refusals": said.count(REFUSED)}
+            found |= {"is_compiled": "speed.compile: on" in said, "refusals": said.count(RUNS_UNCOMPILED)}
         for clock in ("cpu", "wall"):
             found[clock].append([])
         if runner.failure is not None and way == "eager":

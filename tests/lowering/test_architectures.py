@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 
 import onward
-from onward.lowering.building.specialization import specialize
 from onward.lowering.building.tensor_facts import FACT
 from onward.lowering.module import OnnxModule
 from tests.lowering.architecture import Architecture, export_program
 from tests.lowering.architectures import ARCHITECTURES, REFUSED
+from tests.lowering.building.test_specialization import specialized
 from tests.lowering.vision_models import randomize
 
 pytest.importorskip("transformers")
@@ -150,10 +150,7 @@ def _assert_nothing_is_lost(
 
 def _assert_every_shape_is_known(net: OnnxModule, inputs: tuple[Tensor, ...]) -> None:
     """A program for inputs of these shapes notes the shape of every result: else its calls are not simplified."""
-    tensors = net.tensors_by_name()
-    constants = frozenset(tensors) - {*net.graph.weights, *net.graph.states}
-    program = specialize(net.program, torch.device("cpu"), inputs, tensors, constants)
-    calls = [node for node in program.code.graph.nodes if node.op == "call_function"]
+    calls = [node for node in specialized(net, *inputs).code.graph.nodes if node.op == "call_function"]
     assert not [node for node in calls if FACT not in node.meta]
 
 

@@ -234,7 +234,7 @@ def test_constants_of_equal_bits_are_one_tensor_that_stores_repetitions_once(oth
         )
     ]
     nodes += [helper.make_node("Add", ["x", "wide_a"], ["h"]), helper.make_node("Mul", ["h", "wide_b"], ["y"])]
-    values = {
+    values: dict[str, Any] = {
         "table": np.arange(32 * 32, dtype=np.float32).reshape(1, 32, 32),
         "size_a": np.float32(32), "size_b": np.float32(other), "shape": np.asarray([4, 32, 32]),
     }  # fmt: skip

@@ -26,6 +26,8 @@ from onward.lowering.program import Program
 
 _GROUPS = ("replica_group", "data_group")
 """Arguments of operators that communicate with replicas."""
+RUNS_UNCOMPILED = "speed.compile: a segment runs uncompiled, since torch could not compile it"
+"""What a run says, with torch's reason behind it."""
 
 
 class Compilation:
@@ -108,7 +110,7 @@ class Compilation:
                 f"torch could not compile a segment of the model ({reason}). Set speed.compile to auto, which runs "
                 "such segments uncompiled, or to false."
             ) from error
-        self.notify(f"speed.compile: a segment runs uncompiled, since torch could not compile it: {reason}")
+        self.notify(f"{RUNS_UNCOMPILED}: {reason}")
 
 
 def options_for(device: torch.device, is_recorded: bool = False) -> dict[str, Any]:

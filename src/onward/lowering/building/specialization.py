@@ -40,12 +40,21 @@ def specialize(
     Args:
         program: any program; it is left as it is.
         device: where the program runs.
-        inputs: example inputs; only their shapes, types and device matter.
+        inputs: example inputs; only their shapes, types and device matter. What is no tensor is unknown.
         tensors: what the program will be called with.
         constants: names among `tensors` that never change: neither weights nor running statistics.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    return _rewrite(program, device, [_faked(value, mode) for value in inputs], tensors, constants, mode)
+    every = {name: program.tensor(name, tensors) for name in program.tensors}
+    placeholders = [node for node in program.code.graph.nodes if node.op == "placeholder"]
+    known: dict[fx.Node, Any] = {placeholders[1]: device}
+    for node, (name, tensor) in zip(placeholders[2 + len(inputs) :], every.items(), strict=True):
+        if name in constants or name in program.attribute_tensors:
+            known[node] = tensor
+    interpreter = _ShapeInterpreter(program.code, known, mode)
+    with mode, torch.no_grad():
+        interpreter.run(False, device, *(_faked(value, mode) for value in (*inputs, *every.values())))
+    return _Rewriter(program, interpreter.known, interpreter.facts).rewrite()
 
 
 def fold_constants(
@@ -55,29 +64,7 @@ def fold_constants(
 
     The arguments are those of `specialize`.
     """
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    return _rewrite(program, device, [_UNKNOWN] * len(program.inputs), tensors, constants, mode)
-
-
-def _rewrite(
-    program: Program,
-    device: torch.device,
-    inputs: Sequence[Any],
-    tensors: Mapping[str, torch.Tensor],
-    constants: frozenset[str],
-    mode: FakeTensorMode,
-) -> Program:
-    """The program with all values that can be found; inputs are fake tensors, or unknown."""
-    every = {name: program.tensor(name, tensors) for name in program.tensors}
-    placeholders = [node for node in program.code.graph.nodes if node.op == "placeholder"]
-    known: dict[fx.Node, Any] = {placeholders[1]: device}
-    for node, (name, tensor) in zip(placeholders[2 + len(inputs) :], every.items(), strict=True):
-        if name in constants or name in program.attribute_tensors:
-            known[node] = tensor
-    interpreter = _ShapeInterpreter(program.code, known, mode)
-    with mode, torch.no_grad():
-        interpreter.run(False, device, *inputs, *(_faked(tensor, mode) for tensor in every.values()))
-    return _Rewriter(program, interpreter.known, interpreter.facts).rewrite()
+    return specialize(program, device, [None] * len(program.inputs), tensors, constants)
 
 
 def _faked(value: Any, mode: FakeTensorMode) -> Any:
