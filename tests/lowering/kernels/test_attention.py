@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.nn import functional
 
 from onward.lowering.kernels.attention import attend
@@ -105,3 +109,70 @@ def test_second_derivatives(frozen: int | None) -> None:
     """Against finite differences of the first, also where one of the inputs has no gradient."""
     own = [tensor.double().requires_grad_(place != frozen) for place, tensor in enumerate(drawn((1, 3, 5, 7)))]
     assert torch.autograd.gradgradcheck(lambda *given: attend(*given, scale=0.3), tuple(own))
+
+
+LACKING: dict[str, tuple[dict[str, Any], Callable[[list[Tensor]], list[Tensor]]]] = {
+    "a learned mask": ({}, lambda given: given),
+    "values of another width": ({"mask": None}, lambda given: given),
+    "elements that are not adjacent": (
+        {"mask": None},
+        lambda given: [*given[:2], given[1].mT.contiguous().mT, given[3]],
+    ),
+    "a causal mask": ({"mask": None, "is_causal": True}, lambda given: given),
+    "a mask of booleans": ({"mask": torch.ones(5, 7, dtype=torch.bool).tril(2)}, lambda given: given),
+}
+
+
+def compiled(**options: Any) -> tuple[Callable[..., Tensor], set[Any]]:
+    """`attend` as torch traces it when it compiles, and the functions that it calls then."""
+    called = set[Any]()
+
+    def keep(module: fx.GraphModule, _: list[Tensor]) -> fx.GraphModule:
+        called.update(node.target for node in module.graph.nodes)
+        return module
+
+    torch.compiler.reset()
+    return torch.compile(functools.partial(attend, scale=0.3, **options), backend=keep, fullgraph=True), called
+
+
+@pytest.mark.parametrize("reason", LACKING)
+def test_compiled_code_decomposes_what_torchs_kernel_does_not_take(reason: str) -> None:
+    """Outputs and gradients; torch's own decomposition, which looks for rows without keys, is not asked."""
+    options, change = LACKING[reason]
+    own = [tensor.requires_grad_() for tensor in change(drawn((5, 7)))]
+    exact = [tensor.detach().double().requires_grad_() for tensor in own]
+    mask, is_causal = options.get("mask", own[3]), options.get("is_causal", False)
+    run, called = compiled(is_causal=is_causal)
+    result = run(*own[:3], mask)
+    assert functional.scaled_dot_product_attention not in called
+    hidden = torch.zeros(5, 7, dtype=torch.bool)
+    if is_causal:
+        hidden = torch.ones(5, 7, dtype=torch.bool).triu(1)
+    elif mask is not None and mask.dtype == torch.bool:
+        hidden = ~mask
+    added = exact[3] if mask is own[3] else torch.zeros(5, 7).double().masked_fill(hidden, -torch.inf)
+    expected = written_out(*exact[:3], added)
+    torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=1e-6)
+    count, weight = 3 + (mask is own[3]), torch.randn_like(result)
+    mine = torch.autograd.grad(result, own[:count], weight)
+    for one, other in zip(mine, torch.autograd.grad(expected, exact[:count], weight.double()), strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-6)
+
+
+def test_compiled_code_drops_probabilities_out() -> None:
+    """A share of them, the others scaled up, whose mean is what there is without."""
+    query, key, value, _ = drawn((5, 7))
+    expected = attend(query, key, value, None, scale=0.3)
+    run, called = compiled(dropout=0.25)
+    several = [tensor.repeat(4000, 1, 1, 1) for tensor in (query, key, value)]
+    found = run(*several, None).unflatten(0, (4000, 2))
+    assert functional.scaled_dot_product_attention not in called
+    assert found.std(0).min() > 0.01
+    torch.testing.assert_close(found.mean(0), expected, rtol=0, atol=0.05)
+
+
+def test_compiled_code_asks_torchs_kernel_where_there_is_one() -> None:
+    query, key, _, mask = drawn((5, 7))
+    run, called = compiled()
+    assert torch.equal(run(query, key, key, mask), attend(query, key, key, mask, scale=0.3))
+    assert functional.scaled_dot_product_attention in called

@@ -1,11 +1,12 @@
-"""Attention by torch's kernel, or, with a learned bias of the scores on a CPU, by products that keep the probabilities.
+"""Attention by torch's kernel, or on a CPU, where that does not apply, by matmuls and a softmax.
 
-torch's fused kernel has no gradient for a mask. With one torch writes attention out, and looks for rows without any key
-in passes over the scores.
+torch's kernel for CPUs has no gradient for a mask, for example. In its place torch computes the same matmuls, and
+looks for rows without any key in passes over the scores.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -40,6 +41,8 @@ def attend(
     if mask is not None and not (is_causal or dropout or enable_gqa) and _is_learned(mask, query, key, value):
         result: Tensor = _Attention.apply(query, key, value, mask, scale)  # type: ignore[no-untyped-call]
         return result
+    if torch.compiler.is_compiling() and not enable_gqa and _lacks_kernel(query, key, value, mask, dropout):
+        return _decomposed(query, key, value, mask, scale, is_causal, dropout)
     return F.scaled_dot_product_attention(
         query, key, value, mask, dropout_p=dropout, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
     )
@@ -55,6 +58,29 @@ def _is_learned(mask: Tensor, query: Tensor, key: Tensor, value: Tensor) -> bool
     if torch.is_autocast_enabled("cpu") or any(map(is_functorch_wrapped_tensor, (query, key, value, mask))):
         return False
     return key.shape[:2] == value.shape[:2] == query.shape[:2] and mask.dtype is query.dtype
+
+
+def _lacks_kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> bool:
+    """Whether torch's kernel for CPUs does not take such arguments (`use_flash_attention_cpp` in sdp_utils_cpp.cpp)."""
+    if query.device.type != "cpu" or query.dim() != 4:
+        return False
+    is_learned = mask is not None and mask.requires_grad and torch.is_grad_enabled()
+    is_strided = any(tensor.stride(-1) != 1 for tensor in (query, key, value))
+    return is_learned or is_strided or dropout > 0 or query.shape[-1] != value.shape[-1]
+
+
+def _decomposed(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, is_causal: bool, dropout: float
+) -> Tensor:
+    """The arguments of `attend`."""
+    # Scaled scores would be reduced twice: torch's compiler (2.13) takes care of infinities in a softmax of them.
+    scores = (query * scale) @ key.mT
+    if is_causal:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(later, -math.inf)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    return F.dropout(torch.softmax(scores, -1), dropout) @ value
 
 
 class _Attention(torch.autograd.Function):
