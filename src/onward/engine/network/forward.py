@@ -93,6 +93,7 @@ class Forward:
         self._specialized: dict[tuple[Any, ...], SegmentedProgram] = {}
         self._general: SegmentedProgram | None = None
         self._graph_dtypes = net.graph_dtypes
+        self._casts_nothing = precision == Precision(None) and not net.graph_dtypes and note_cast is None
         self.reader = FeatureReader(owner.graph, self.program.inputs, net.device, dimensions, feature_ranges)
 
     def __call__(self, features: Mapping[str, torch.Tensor]) -> dict[str, Any]:
@@ -114,6 +115,8 @@ class Forward:
 
     def cast(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Weights by name as the pass computes with them: in the graph's own types, or in that of mixed precision."""
+        if self._casts_nothing:
+            return dict(weights)
         lowered: dict[str, torch.Tensor] = {}
         by_type: dict[torch.dtype, dict[str, torch.Tensor]] = {}
         for name, weight in weights.items():

@@ -19,7 +19,7 @@ from onward.plan.costs.costs import NodeCost
 from onward.plan.costs.recompute import choose_for_budget, find_attention, split_at_attention
 from onward.plan.zero_units import HeldWeight, ZeroUnit, choose_units, find_rows
 
-MOST_JOINED_NODES = 200
+MOST_JOINED_NODES = 400
 """Of neighbors that become one segment: the C++ compiler takes more than twice as long for twice the code."""
 
 MOST_JOINED_BLOCKS = 4
@@ -37,7 +37,7 @@ class SegmentPlan:
         count: how many segments there are.
         segment_of: name of a node -> its segment, ascending in the order of the graph.
         readers: weight -> the segments that read it, ascending.
-        recomputed: segments whose activations are computed again for the backward pass.
+        recomputed: segments whose activations are recomputed for the backward pass.
         units: segments whose weights ZeRO communicates together; weights of none go with those of several.
     """
 
