@@ -37,14 +37,11 @@ _SINGLE = frozenset(
 _STEP_BY_STEP = operators_with(Fact.RECURRENT) | {"Loop", "Scan"}
 """Loops over an axis, each step of which the compiler takes for code of its own: long ones would take minutes."""
 
-LARGEST_SLOWER_SHARE = 0.1
-"""Of an update's estimated time, what compiled code computes more slowly may take for `auto` to compile on a CPU."""
-
-LEAST_SAVED_SHARE = 1 / 15
-"""Of an update's estimated time, what compiled code must save for `auto` to compile on a CPU."""
+LEAST_SAVED_SHARE = 1 / 25
+"""Of a step's estimated time, what compiled code must save for `auto` to compile on a CPU."""
 
 LEAST_SECONDS = 180.0
-"""What it must save in a run, estimated for one core: what the slowest compilation of the census took, six medians."""
+"""What it must save in a run, estimated for one core: more than the slowest first step of the census, 106 s."""
 
 FEWEST_STEPS = 1000
 """Of a run that is looked at for this: below, reading the graph would cost more than it could gain."""
@@ -101,16 +98,13 @@ def choose(
         gain = estimate_gain(graph, count_costs(graph, dimensions))
     except ModelError:  # shapes that contradict each other may be of values that nobody needs
         return _off("what compiling gains cannot be estimated from the model's shapes")
-    if gain.slower_share > LARGEST_SLOWER_SHARE:
-        dearest = sorted(gain.slower_seconds, key=gain.slower_seconds.__getitem__)[-3:]
-        return _off(f"a model with {' and '.join(sorted(dearest))} runs slower compiled")
     if gain.saved_share < LEAST_SAVED_SHARE:
         return _off("compiling gains too little")
     if gain.saved_seconds * step_count < LEAST_SECONDS:
         return _off("compiling takes longer than it saves in this run")
     return CompilationChoice(
         True,
-        f"speed.compile: on, since it saves passes over memory that take about {gain.saved_share:.0%} of an update. "
+        f"speed.compile: on, since it saves passes over memory that take about {gain.saved_share:.0%} of a step. "
         "The first step takes longer; `false` turns it off.",
     )
 
@@ -157,8 +151,8 @@ def missing_here(device: torch.device) -> str | None:
 def joins(program: Program, device: torch.device) -> bool:
     """Whether compiling a program can gain anything: two of its nodes, or the parts of one, may become one kernel.
 
-    On a CPU the cross entropy of the last layer, as it is, goes through the logits in blocks of the cache; compiled
-    it would hold them all.
+    On a CPU the cross entropy of the last layer goes through the logits in blocks that fit the cache if it is not
+    compiled.
     """
     operators = {
         label.name: label.op_type
