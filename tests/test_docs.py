@@ -76,12 +76,14 @@ def test_the_python_of_the_readme(workplace: Path) -> None:
     onnx.checker.check_model(str(workplace / "trained.onnx"))
 
 
-def test_the_commands_of_the_page_on_memory(workplace: Path) -> None:
-    commands = [line for block in blocks(ROOT / "docs/explanation/memory.md", "bash") for line in block.splitlines()]
-    assert [command.split()[:3] for command in commands] == [
-        ["onward", "plan", "run.yaml"],
-        ["onward", "train", "run.yaml"],
-    ]
+@pytest.mark.parametrize(
+    ("page", "begins"),
+    [("memory", ["onward plan run.yaml", "onward train run.yaml"]), ("speed", ["onward train run.yaml"] * 2)],
+)
+def test_the_commands_of_an_explanation(page: str, begins: list[str], workplace: Path) -> None:
+    found = blocks(ROOT / "docs/explanation" / f"{page}.md", "bash")
+    commands = [line for block in found for line in block.splitlines()]
+    assert [" ".join(command.split()[:3]) for command in commands] == begins
     for command in commands:
         run_in_shell(command, workplace)
 

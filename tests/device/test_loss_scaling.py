@@ -155,8 +155,8 @@ def test_updates_by_which_the_dynamic_scale_falls_do_not_count(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("field", "distillation", "reason"),
     [
-        ("use_bfloat16", {}, "ONNX Runtime computes neither bf16 nor 8-bit floats on every device"),
-        ("float8", {}, "ONNX Runtime computes neither bf16 nor 8-bit floats on every device"),
+        ("use_bfloat16", {}, "ONNX Runtime computes neither bf16 nor FP8 on every device"),
+        ("float8", {}, "ONNX Runtime computes neither bf16 nor FP8 on every device"),
         ("use_mixed_precision", {"teacher_path": "teacher.onnx"}, "a teacher keeps its types"),
     ],
 )

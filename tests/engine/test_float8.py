@@ -1,4 +1,4 @@
-"""Runs in 8-bit floats: losses near those in 16 bits, the same whatever stands around them, and what a run says."""
+"""Runs in FP8: losses near those in 16 bits, the same whatever stands around them, and what a run says."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ def _notes(parameters: Parameters, graph: TrainingGraph) -> tuple[str, ...]:
 
 def _why_not_mixed(parameters: Parameters, graph: TrainingGraph) -> str:
     asked, has_teacher = parameters.mixed_precision, bool(graph.teacher_weights)
-    no_types = "ONNX Runtime computes neither bf16 nor 8-bit floats on every device"
+    no_types = "ONNX Runtime computes neither bf16 nor FP8 on every device"
     reasons = [
         *(["auto chooses by the machine that trains"] * (asked.use_mixed_precision == "auto")),
         *([no_types] * (asked.use_bfloat16 or asked.float8)),

@@ -20,7 +20,7 @@ _EXPANDED = frozenset(
     {ir.DataType[f"{kind}{bits}"] for kind in ("INT", "UINT") for bits in (8, 16, 32, 64)}
     | {ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BOOL}
 )
-"""What onnxruntime expands: not bfloat16, nor elements of fewer bits than 8, nor 8-bit floats."""
+"""What onnxruntime expands: not bfloat16, nor elements of fewer bits than 8, nor FP8."""
 
 
 def drop_descriptions(model: ir.Model) -> None:

@@ -41,7 +41,7 @@ class MixedPrecision:
             model's own types. A note says what was chosen and why; a run that resumes keeps the choice.
         use_bfloat16: bf16 needs no loss scale.
         loss_scale: of fp16; 0: dynamic, from 65536; else fixed.
-        float8: multiply activations and weights in 8-bit floats where both sizes of a weight divide by 16; everything
+        float8: multiply activations and weights in FP8 where both sizes of a weight divide by 16; everything
             else computes as without it, and weights and moments stay in fp32. Needs an Ada, Hopper or newer GPU;
             on a CPU it is for trying out.
     """
@@ -73,9 +73,9 @@ class Speed:
             value) are one function that adds up the gradient of what they read in place. Their weights stay their
             own.
         compile: whether torch compiles the code of each segment of the model, once for equal segments. `auto`:
-            on GPUs; on CPUs only in long runs of models of which it saves at least a fifteenth of an update, by
-            estimate; a note says what was chosen and why. After eight different shapes of batches, others run
-            uncompiled.
+            on GPUs; on CPUs in runs of at least 1,000 steps where it saves a fifteenth of a step and, over the run,
+            three minutes of one core, by estimate; a note says what was chosen and why. After eight different
+            shapes of batches, others run uncompiled.
         channels_last: compute convolutions in channels-last (NHWC) memory format, which is faster on CPUs, and
             on GPUs with mixed precision; torch's compiler chooses the memory format of compiled code.
         cuda_graphs: record the compiled training passes as CUDA graphs and replay them. For one process whose batches

@@ -1,4 +1,4 @@
-"""Products in 8-bit floats: against the same formula in float64, its rounding done by ml_dtypes."""
+"""Products in FP8: against the same formula in float64, its rounding done by ml_dtypes."""
 
 from __future__ import annotations
 

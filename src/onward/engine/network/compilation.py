@@ -1,4 +1,4 @@
-"""Compiles the code of segments by `torch.compile`, once for equal segments, so that depth costs nothing.
+"""Compiles segments by `torch.compile`, equal ones once, so that the time it takes hardly grows with depth.
 
 Whether a run compiles is chosen in `compilation_choice.py`.
 """
@@ -38,7 +38,7 @@ class Compilation:
         notify: takes a sentence for the user.
         cuda_graphs: training passes are recorded as CUDA graphs and replayed.
         recomputes_cheap: inputs of matmuls and convolutions that are cheap to compute are recomputed in the backward
-            pass, which torch's compiler would keep, since products are not fused with what they read.
+            pass, which torch's compiler would keep, since matmuls are not fused with what they read.
 
     """
 

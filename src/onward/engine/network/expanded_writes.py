@@ -1,4 +1,4 @@
-"""Writes by position into a tensor whose elements share memory, as those of an expanded one do, go into a copy of it.
+"""Expanded tensors, whose elements share memory, are cloned before anything is scattered into them.
 
 torch's compiler (2.13) writes into the tensor itself where nothing reads it afterwards, and does not look whether one
 place in memory is several elements: the others change, too, without a word.

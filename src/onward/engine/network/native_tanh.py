@@ -20,7 +20,7 @@ _library.impl("tanh", torch.empty_like, "Meta")  # type: ignore[no-untyped-call]
 
 
 class NativeTanh(GraphPass):
-    """Replaces tangents in a graph of one pass."""
+    """Replaces `tanh` in a graph of one pass."""
 
     def __call__(self, graph: fx.Graph) -> None:
         """torch's own are as fast as its library for vectors, MKL, which some builds of torch have not."""

@@ -1,4 +1,4 @@
-"""Sums of rows that share a place are computed by torch's kernel, in one order, rather than by generated code on a CPU.
+"""Scatter-adds (gradients of embeddings and of Gather) are left to torch's kernels on CPUs, which add in a fixed order.
 
 The code that torch's compiler (2.13) generates for several threads adds by atomic operations: in another order each
 time, up to six times as slowly, and at wrong places, other tensors among them, where it reads transposed values.

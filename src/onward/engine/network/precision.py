@@ -32,7 +32,7 @@ class Precision:
 
     Attributes:
         dtype: torch.float16, torch.bfloat16 or None.
-        float8: matmuls with weights are computed in 8-bit floats.
+        float8: matmuls with weights are computed in FP8.
     """
 
     dtype: torch.dtype | None
@@ -84,13 +84,13 @@ class Precision:
 
 
 def float8_notes(precision: Precision, nets: Sequence[OnnxModule], device: torch.device, is_whole: bool) -> list[str]:
-    """Which products of a rank's networks are in 8-bit floats and which are not, one sentence each.
+    """Which products of a rank's networks are in FP8 and which are not, one sentence each.
 
     Args:
         precision: of the run.
         nets: of this rank.
         device: of this rank.
-        is_whole: they are the entire network, so that nothing in 8-bit floats would be a mistake.
+        is_whole: they are the entire network, so that nothing in FP8 would be a mistake.
 
     Raises:
         ParametersError: the device has no such products, or the networks have none that could be.

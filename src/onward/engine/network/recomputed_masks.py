@@ -1,4 +1,4 @@
-"""Comparisons are made again in the compiled backward pass instead of being kept: on a CPU, torch's compiler writes and
+"""Comparisons are recomputed in the compiled backward pass instead of being kept: on a CPU, torch's compiler writes and
 reads masks of booleans element by element, 20 ns each, which made ReLU, bounds and choices ten times as slow.
 """
 

@@ -56,7 +56,7 @@ def _is_of_integers(producer: ir.Node | None, value: ir.Value) -> bool:
 
 
 def quantized_weights(graph: ir.Graph) -> dict[str, str]:
-    """Stored integers (or 8-bit floats) that stand for weights, each with the reason why they do not train.
+    """Stored integers (or FP8) that stand for weights, each with the reason why they do not train.
 
     What an operator reads as a single number, a zero point, is none.
     """

@@ -19,7 +19,7 @@ from onward.lowering.program import Nested, Program, name_placeholders
 from onward.lowering.simplification import simpler_arguments
 
 LARGEST_FOLDED_BYTES = 64 * 2**20
-"""A constant result larger than this is computed again at each call rather than kept."""
+"""A constant result larger than this is recomputed at each call rather than kept."""
 
 LEAST_SHARED_BYTES = 2**12
 """Smaller constant results are not compared with each other."""

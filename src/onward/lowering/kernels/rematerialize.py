@@ -191,7 +191,7 @@ def recomputed(
 
 @contextlib.contextmanager
 def recomputed_with_gradient(tensor: Tensor, make: Callable[[], Tensor]) -> Iterator[None]:
-    """What operators keep of a large tensor that has a gradient is made again, in here and in contexts within."""
+    """What operators keep of a large tensor that has a gradient is recomputed, in here and in contexts within."""
     if torch.compiler.is_compiling() or not torch.is_grad_enabled() or tensor.nbytes < LEAST_BYTES:
         yield
         return

@@ -139,7 +139,7 @@ def swiglu(A: Tensor, B: Tensor, *, alpha: float = 1.0) -> Tensor:
 
 
 class _SwiGLU(torch.autograd.Function):
-    """SiLU of one operand times the other; the SiLU is computed again in the backward pass."""
+    """SiLU of one operand times the other; the SiLU is recomputed in the backward pass."""
 
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, gate: Tensor, value: Tensor) -> Tensor:

@@ -1,1 +1,1 @@
-"""Programs rewritten for training: joined linear layers, 8-bit floats, recomputed inputs, sparse gradients."""
+"""Programs rewritten for training: joined linear layers, FP8 matmuls, recomputed inputs, sparse gradients."""

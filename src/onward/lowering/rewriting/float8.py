@@ -1,4 +1,4 @@
-"""Products with weights in 8-bit floats: which calls of a program become one, its numbers and its gradients.
+"""Matmuls with weights in FP8: which calls of a program become one, its values and its gradients.
 
 What is multiplied is in 8 bits, what comes out is not: float8 formats and the choice of e4m3 for values and e5m2 for
 gradients as in Micikevicius et al., 2022, "FP8 Formats for Deep Learning".
@@ -24,7 +24,7 @@ VALUES, GRADIENTS = torch.float8_e4m3fn, torch.float8_e5m2
 """Element types of activations and weights, and of the gradients of results."""
 
 MULTIPLE = 16
-"""Both sizes of a weight have to divide by this, which is how GPUs multiply 8-bit floats."""
+"""Both sizes of a weight have to divide by this, which is how GPUs multiply in FP8."""
 
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -45,7 +45,7 @@ class Float8Products:
 
 
 def with_float8_products(program: Program, tensors: Mapping[str, Tensor]) -> Float8Products:
-    """A program whose products of an activation with a weight, a matrix, are computed in 8-bit floats.
+    """A program whose products of an activation with a weight, a matrix, are computed in FP8.
 
     Args:
         program: general or specialized; it is left as it is.
@@ -186,14 +186,14 @@ def _scaled(left: Tensor, right: Tensor, left_scale: Tensor, right_scale: Tensor
 
 
 def _with_rows(matrix: Tensor, count: int) -> Tensor:
-    """A matrix with rows of zeros after its own; 8-bit floats know neither padding nor joining."""
+    """A matrix with rows of zeros after its own; FP8 matmuls know neither padding nor joining."""
     padded = torch.zeros(matrix.shape[0] + count, matrix.shape[1], dtype=torch.uint8, device=matrix.device)
     padded[: matrix.shape[0]] = matrix.view(torch.uint8)
     return padded.view(matrix.dtype)
 
 
 def why_not(device: torch.device) -> str | None:
-    """Why a device cannot multiply 8-bit floats, in a sentence; None: it can."""
+    """Why a device cannot multiply in FP8, in a sentence; None: it can."""
     if device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
         if capability < (8, 9):

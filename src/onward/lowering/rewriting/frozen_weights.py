@@ -1,6 +1,6 @@
-"""Frozen weights computed for one product at a time: dequantized, cast or transposed from what is stored, and dropped.
+"""Frozen weights computed for one matmul at a time: dequantized, cast or transposed from what is stored, and dropped.
 
-The backward pass computes them again; what stays in memory is the stored tensor alone.
+The backward pass recomputes them; what stays in memory is the stored tensor alone.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What linear layers read and is cheap to compute: it is computed again for the gradient of the weight, not kept.
+"""Inputs of linear layers that are cheap to compute: recomputed for the gradient of the weight, not kept.
 
-What comes out of a norm, of GELU, Swish or SwiGLU is kept by nobody but the products that read it; what went in is kept
+What comes out of a norm, of GELU, Swish or SwiGLU is kept by nothing but the matmuls that read it; what went in is kept
 anyway. torch's compiler chooses the same for itself, by a minimal cut of the graph of both passes.
 """
 
@@ -50,7 +50,7 @@ def with_linear_layers(program: Program, recomputes_inputs: bool = True, joins: 
     Args:
         program: a segment's, or an entire graph's; it is left as it is, and so is its code in the result, which is
             called for the names of nodes in errors and profiles.
-        recomputes_inputs: inputs that are cheap and that nothing else keeps are computed again in the backward pass.
+        recomputes_inputs: inputs that are cheap and that nothing else keeps are recomputed in the backward pass.
         joins: layers that read the same become one function; not for schedules that compute the gradients of weights
             later than those of inputs, which know a function by its first result.
     """

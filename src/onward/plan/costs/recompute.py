@@ -1,4 +1,4 @@
-"""What is computed again for the backward pass instead of being kept: which attention, and which segments for a budget.
+"""What is recomputed for the backward pass instead of being kept: which attention, and which segments for a budget.
 
 Recompute of entire layers is Chen et al., 2016 (arXiv 1604.06174); of attention alone, Korthikanti et al., 2022 (arXiv
 2205.05198, section 5): its scores are large and cheap.

@@ -112,7 +112,7 @@ def plan_stages(
 class _Routes:
     """Finds what has to travel, given the stage of every bound node.
 
-    A light value made from shapes alone is computed again where those tensors are at hand; elsewhere it travels.
+    A light value made from shapes alone is recomputed where those tensors are at hand; elsewhere it travels.
     """
 
     def __init__(self, roles: ValueRoles, stage_of: Mapping[ir.Node, int], stage_count: int) -> None:
