@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,6 +64,7 @@ def graph_of(
     inputs: dict[str, tuple[int, list[Any]]],
     outputs: dict[str, int],
     opset: int = 18,
+    frozen: Sequence[str] = (),
 ) -> OnnxModule:
     graph = helper.make_graph(
         nodes,
@@ -72,7 +73,8 @@ def graph_of(
         [helper.make_tensor_value_info(name, dtype, None) for name, dtype in outputs.items()],
         [numpy_helper.from_array(value, name) for name, value in initializers.items()],
     )
-    return onward.to_torch(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8))
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    return onward.to_torch(model, weights_not_to_train=frozen)
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +119,38 @@ def test_a_specialized_program_compiles_whole(gpt2: OnnxModule) -> None:
 
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize("op_type", ["Add", "Sub", "Mul", "Div", "Less"])
+@pytest.mark.parametrize(
+    ("constant", "is_number"),
+    [
+        (np.float32(3.3), True),
+        (np.full((1, 1), -3.3, np.float32), True),
+        (np.float32(np.inf), True),
+        (np.float32(np.nan), False),
+        (np.full((1, 1, 1), 3.3, np.float32), False),
+        (np.full(4, 3.3, np.float32), False),
+    ],
+    ids=["scalar", "one element", "infinity", "not a number", "of higher rank", "several"],
+)
+def test_a_constant_of_one_element_is_a_number(
+    op_type: str, is_first: bool, constant: np.ndarray, is_number: bool
+) -> None:
+    """The same bits as those of the tensor, which the program no longer reads, where the other operand has the shape of
+    the result."""
+    operands = ["c", "x"] if is_first else ["x", "c"]
+    nodes = [helper.make_node("Erf", ["k"], ["e"]), helper.make_node("Div", ["k", "e"], ["r"])]
+    nodes += [helper.make_node("Mul", ["r", "e"], ["c"]), helper.make_node(op_type, operands, ["y"])]
+    kind = TensorProto.BOOL if op_type == "Less" else TensorProto.FLOAT
+    net = graph_of(nodes, {"k": np.asarray(constant)}, {"x": (TensorProto.FLOAT, ["n", 4])}, {"y": kind}, frozen=["k"])
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    program = specialized(net, x)
+    (expected,), (actual,) = run(net.program, net, x), run(program, net, x)
+    assert torch.equal(actual.isnan(), expected.isnan())
+    assert torch.equal(actual.nan_to_num(), expected.nan_to_num())
+    assert (program.tensors == ()) == is_number
 
 
 def test_random_numbers_are_drawn_at_every_call() -> None:

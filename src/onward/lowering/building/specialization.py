@@ -14,7 +14,8 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from onward.graph.reading.garbage_collection import without_collection
-from onward.lowering.building.tensor_facts import FACT, fact_of
+from onward.lowering.building.tensor_facts import FACT, TensorFact, fact_of
+from onward.lowering.kernels.operands import TAKE_NUMBERS, number_for
 from onward.lowering.program import Nested, Program, name_placeholders
 from onward.lowering.simplification import simpler_arguments
 
@@ -205,9 +206,22 @@ class _Rewriter:
             return
         copy = self.new.node_copy(node, lambda source: self.map[source])
         self.map[node] = self._noted(node, copy)
+        self._use_number(node, copy)
         simpler = simpler_arguments(node.target, node.args, node.kwargs, self._lookup, self.simplified)
         if simpler is not None:
             copy.args, copy.kwargs = fx.node.map_arg(simpler, lambda source: self.map[source])
+
+    def _use_number(self, node: fx.Node, copy: fx.Node) -> None:
+        """Lets a copy have the number of a known tensor as its operand, where it takes numbers."""
+        if node.target not in TAKE_NUMBERS or len(node.args) != 2:
+            return
+        for place, (operand, other) in enumerate((node.args, reversed(node.args))):
+            fact = self.facts.get(other) if isinstance(other, fx.Node) and other not in self.known else None
+            value = self._lookup(operand)
+            if isinstance(fact, TensorFact) and isinstance(value, torch.Tensor):
+                number = number_for(value, fact.shape, fact.dtype)
+                if number is not None:
+                    copy.update_arg(place, number)
 
     def _noted(self, node: fx.Node, copy: fx.Node) -> fx.Node:
         """The copy of a node, with what is known of its result."""

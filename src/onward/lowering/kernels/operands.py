@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from torch import Tensor
 from onward.lowering.kernels.host import HostValue, to_tensor
 
 REQUIRED = inspect.Parameter.empty
+TAKE_NUMBERS = set[Any]()
+"""The functions that `takes_numbers` made."""
 
 
 def takes_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -49,7 +52,19 @@ def takes_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
     reserved = [inspect.Parameter(name, keyword) for name in ("device", "dtypes")]
     parameters = [*inspect.signature(function).parameters.values(), *reserved]
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    TAKE_NUMBERS.add(call)
     return call
+
+
+def number_for(value: Tensor, shape: Sequence[int], dtype: torch.dtype) -> float | None:
+    """The number of a tensor that may stand in its place next to a tensor of this shape and type; None: there is none.
+
+    NaN stays a tensor: programs are compared, and it equals nothing.
+    """
+    if value.numel() != 1 or value.dim() > len(shape) or value.dtype is not dtype or not dtype.is_floating_point:
+        return None
+    number = float(value)
+    return None if math.isnan(number) else number
 
 
 def operand_for(value: HostValue, other: Tensor, dtype: torch.dtype | None = None) -> Any:

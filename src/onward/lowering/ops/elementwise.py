@@ -45,13 +45,18 @@ def mul(A: Any, B: Any) -> Any:
     return A * B
 
 
+def quotient(A: Any, B: Any) -> Tensor:
+    """Rounded once, of numbers as well: torch divides those by multiplying with the reciprocal."""
+    return torch.true_divide(A if isinstance(A, Tensor) else torch.full((), A, dtype=B.dtype, device=B.device), B)
+
+
 @lowers("Div", since=7, either=("A", "B"))
 @takes_numbers
 def div(A: Any, B: Any) -> Any:
     """https://onnx.ai/onnx/operators/onnx__Div.html; quotients of integers are rounded towards zero."""
     dtype = A.dtype if isinstance(A, Tensor) else B.dtype
     if dtype.is_floating_point or dtype.is_complex:
-        return A / B
+        return quotient(A, B)
     if dtype is torch.uint64:
         return divide_unsigned(_bits(A, B), _bits(B, A)).to(dtype)
     if dtype in UNSIGNED:

@@ -346,7 +346,7 @@ _RULES: Mapping[Any, Rule] = {
     elementwise.add: _arithmetic(torch.add, operator.add),
     elementwise.sub: _arithmetic(torch.sub, operator.sub),
     elementwise.mul: _arithmetic(torch.mul, operator.mul),
-    elementwise.div: _arithmetic(torch.true_divide, operator.truediv),
+    elementwise.div: _arithmetic(torch.true_divide, elementwise.quotient),
     activation.gelu: _activated(F.gelu, "approximate"),
     activation.relu: _activated(torch.relu),
     normalization.layer_normalization: _layer_norm,
