@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -20,6 +21,8 @@ from typing import Any, TextIO
 
 MARK = "@compare "
 STARTED = "COMPARE_STARTED"
+ERROR = re.compile(r"[\w.]*(Error|Exception|Unsupported)\b")
+"""How the line begins in which a traceback names what was raised."""
 
 
 def cpu_seconds() -> float:
@@ -123,7 +126,8 @@ class Contestant:
         except BrokenPipeError:
             pass
         lines = self.log.read_text().strip().splitlines()
-        self.failure = lines[-1][:300] if lines else "ended without a word"
+        errors = [line for line in lines if ERROR.match(line)]  # advice may follow it
+        self.failure = (errors or lines)[-1][:300] if lines else "ended without a word"
         return None
 
     def end(self) -> None:

@@ -62,8 +62,8 @@ def test_the_page_marks_what_auto_compiled() -> None:
     compiled = row("llama", 0.05)
     compiled["ways"]["onward"] |= {"is_compiled": True, "first_seconds": 12.34}
     text = census_page.page({"llama": compiled, "vit": row("vit", 0.2)}, {}, {})
-    assert "compiled 1 of them, marked c (runs are taken to be long); their first update took 12 s in the" in text
-    assert "| 50.0 ms | c | 2.00 | 2.00 to 2.00 |" in text
+    assert "compiled 1 of them, marked (runs are taken to be long); their first update took 12 s in the" in text
+    assert "| 50.0 ms | yes | 2.00 | 2.00 to 2.00 |" in text
     assert "| 200.0 ms |  | **0.50** | 0.50 to 0.50 |" in text
     assert "compiled none" in census_page.page({"vit": row("vit", 0.2)}, {}, {})
 
