@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from onward.graph.reading.garbage_collection import without_collection
 from onward.lowering.building.tensor_facts import FACT, TensorFact, fact_of
-from onward.lowering.kernels.operands import TAKE_NUMBERS, number_for
+from onward.lowering.kernels.operands import MARK, number_for
 from onward.lowering.program import Nested, Program, name_placeholders
 from onward.lowering.simplification import simpler_arguments
 
@@ -213,7 +213,7 @@ class _Rewriter:
 
     def _use_number(self, node: fx.Node, copy: fx.Node) -> None:
         """Lets a copy have the number of a known tensor as its operand, where it takes numbers."""
-        if node.target not in TAKE_NUMBERS or len(node.args) != 2:
+        if not hasattr(node.target, MARK) or len(node.args) != 2:
             return
         for place, (operand, other) in enumerate((node.args, reversed(node.args))):
             fact = self.facts.get(other) if isinstance(other, fx.Node) and other not in self.known else None

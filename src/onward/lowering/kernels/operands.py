@@ -18,8 +18,8 @@ from torch import Tensor
 from onward.lowering.kernels.host import HostValue, to_tensor
 
 REQUIRED = inspect.Parameter.empty
-TAKE_NUMBERS = set[Any]()
-"""The functions that `takes_numbers` made."""
+MARK = "takes_numbers"
+"""The attribute of the functions that `takes_numbers` makes."""
 
 
 def takes_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -52,7 +52,7 @@ def takes_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
     reserved = [inspect.Parameter(name, keyword) for name in ("device", "dtypes")]
     parameters = [*inspect.signature(function).parameters.values(), *reserved]
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    TAKE_NUMBERS.add(call)
+    setattr(call, MARK, True)
     return call
 
 
