@@ -1,4 +1,4 @@
-"""Networks that no limit or kernel of onward was chosen by: what `benchmarks.census --held-out` trains.
+"""Networks that no kernel of onward was chosen by: what `benchmarks.census --held-out` trains.
 
 Made by the configuration classes of `transformers`, with random weights, none of them in the coverage table. Whoever
 changes a limit or a kernel for one of them moves it to the table, and takes another for it.

@@ -35,7 +35,7 @@ WAYS = {
     "onward": "onward, `speed.compile: auto`",
     "onward compiled": "onward, `speed.compile: true`",
     "onward uncompiled": "onward, `speed.compile: false`",
-    "onward float8": "onward, products in 8-bit floats",
+    "onward float8": "onward, matmuls in FP8",
     "onward CUDA graphs": "onward, recorded as CUDA graphs",
     "eager": "written by hand, eager",
     "compiled": "written by hand, torch.compile",

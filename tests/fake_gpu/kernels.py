@@ -29,7 +29,7 @@ def _scaled_product(
     out_dtype: torch.dtype | None = None,
     use_fast_accum: bool = False,
 ) -> Tensor:
-    """A GPU's product of 8-bit floats, with what a GPU demands of them; CPUs would round to 16 bits on the way."""
+    """A GPU's FP8 matmul, with what a GPU demands of them; CPUs would round to 16 bits on the way."""
     assert left.stride(1) == 1, "row by row"
     assert right.stride(0) == 1, "column by column"
     assert not any(size % 16 for size in right.shape)

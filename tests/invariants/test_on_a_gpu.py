@@ -31,7 +31,7 @@ def test_runs_have_the_numbers_of_a_cpu(tmp_path: Path, name: str, compiled: boo
     from tests.fake_gpu.runs import run
 
     if "float8" in name and torch.cuda.get_device_capability() < (8, 9):
-        pytest.skip("this GPU has no products of 8-bit floats")
+        pytest.skip("this GPU has no FP8 matmuls")
     cpu, gpu = run(KNOWN[name], "CPU", tmp_path), run(KNOWN[name], "CUDA", tmp_path, compiled)
     bound = 2e-2 if any(kind in name for kind in ("bf16", "fp16", "float8")) else 1e-4
     assert gpu["losses"] == pytest.approx(cpu["losses"], rel=bound)

@@ -25,7 +25,7 @@ EPSILON = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0*
 
 
 def rounded(array: np.ndarray, kind: Any) -> np.ndarray:
-    """Numbers as 8-bit floats have them under one scale for all, in float64."""
+    """Numbers as FP8 has them under one scale for all, in float64."""
     largest = np.float32(ml_dtypes.finfo(kind).max)
     scale = np.float32(np.abs(array).max()) / largest
     small = np.clip(array.astype(np.float32) / scale, -largest, largest).astype(kind)

@@ -50,7 +50,7 @@ def attend(
 
 def _is_learned(mask: Tensor, query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Whether a mask has a gradient, for plain attention in the type of the queries."""
-    if not (mask.requires_grad and torch.is_grad_enabled()) or query.device.type != "cpu" or query.dim() != 4:
+    if not _has_gradient(mask) or query.device.type != "cpu" or query.dim() != 4:
         return False
     if torch.compiler.is_compiling() or not is_plain(query) or query.dtype not in (torch.float32, torch.float64):
         return False
@@ -60,11 +60,15 @@ def _is_learned(mask: Tensor, query: Tensor, key: Tensor, value: Tensor) -> bool
     return key.shape[:2] == value.shape[:2] == query.shape[:2] and mask.dtype is query.dtype
 
 
+def _has_gradient(mask: Tensor) -> bool:
+    return mask.requires_grad and torch.is_grad_enabled()
+
+
 def _lacks_kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> bool:
     """Whether torch's kernel for CPUs does not take such arguments (`use_flash_attention_cpp` in sdp_utils_cpp.cpp)."""
     if query.device.type != "cpu" or query.dim() != 4:
         return False
-    is_learned = mask is not None and mask.requires_grad and torch.is_grad_enabled()
+    is_learned = mask is not None and _has_gradient(mask)
     is_strided = any(tensor.stride(-1) != 1 for tensor in (query, key, value))
     return is_learned or is_strided or dropout > 0 or query.shape[-1] != value.shape[-1]
 
