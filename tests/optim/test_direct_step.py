@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from onward.optim.direct_step import take_step, take_step_of
+from onward.optim.makers import MAKERS
+from onward.optim.weight_shards import UNSHARDED
 
 
 def trained(
@@ -95,3 +97,25 @@ def test_one_weight_alone_is_updated_by_its_group(fused: bool) -> None:
         assert torch.equal(weights[0], torch.ones(3))
         found.append(weights[1])
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("says_overflow", [False, True])
+def test_counts_that_are_one_tensor_are_added_to_at_once(says_overflow: bool) -> None:
+    """As long as all weights of a group have a gradient; else those that have one alone."""
+    weights = [nn.Parameter(torch.ones(2)) for _ in range(3)]
+    maker = MAKERS["AdamW"]
+    attributes = {"alpha": 0.9, "beta": 0.999, "epsilon": 1e-8, "lambda": 0.01, "do_bias_correction": True}
+    optimizer = maker.make([{"params": weights, **maker.group(attributes)}], UNSHARDED)
+    counts = [optimizer.state[weight]["step"] for weight in weights]
+    added = []
+    for update in range(3):
+        for weight in weights[update == 1 :]:
+            weight.grad = torch.ones(2)
+        if says_overflow:
+            optimizer.found_inf = torch.tensor(float(update == 2))  # type: ignore[attr-defined]
+        with patch("torch._foreach_add_", side_effect=torch._foreach_add_) as called:
+            take_step(optimizer)
+        added.append(called.call_count)
+        weights[0].grad = None
+    assert added == [0, 2 if says_overflow else 1, 0]
+    assert torch.stack(counts).tolist() == ([1.0, 2.0, 2.0] if says_overflow else [2.0, 3.0, 3.0])

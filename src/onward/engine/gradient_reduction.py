@@ -107,7 +107,7 @@ class GradientReduction:
         if self.mesh.world_size == 1:
             norm = total_norm(list(found.values()))
             if not checked and type(loss) is torch.Tensor and loss.is_cpu:
-                return norm, norm.new_full((), math.inf) if bool(loss.isinf()) else norm
+                return norm, norm.new_full((), math.inf) if math.isinf(loss.item()) else norm
         checked.append(torch.where(loss.isinf(), torch.inf, 0.0))
         if self.mesh.world_size == 1:
             overflowed = gradients.count_not_finite(norm.device, checked) > 0
@@ -124,6 +124,13 @@ class GradientReduction:
         """Every replica normalized with its own batch; what they continue with is the mean of what they saw."""
         if not self.distributed.synchronize_batch_norm:
             data_parallel.average(list(state.statistics().values()), self.mesh.data)
+
+    def mean_over_replicas(self, total: torch.Tensor, count: int) -> float:
+        """What all replicas' totals are divided by all their counts; they may count different numbers of samples."""
+        if self.mesh.replicas is None:
+            return float(total) / count
+        of_all, counted = self.sum_over_replicas(torch.stack((total, torch.full_like(total, count)))).tolist()
+        return float(of_all / counted)
 
     def sum_over_replicas(self, numbers: torch.Tensor) -> torch.Tensor:
         """The sum of a tensor over all replicas."""

@@ -73,8 +73,9 @@ def skips_on_device(state: TrainState) -> bool:
 
     On a CPU nothing waits. A dynamic loss scale must be known before the next step, and LAMB asks the host.
     """
-    needs_to_know = state.loss_scale is not None and state.loss_scale.dynamic
-    return state.device.type != "cpu" and not needs_to_know and is_fused(state.optimizer)
+    if state.device.type == "cpu" or (state.loss_scale is not None and state.loss_scale.dynamic):
+        return False
+    return is_fused(state.optimizer)
 
 
 class Steps:
@@ -242,11 +243,9 @@ class Steps:
     def take_mean_loss(self) -> float:
         """The mean loss over the micro-batches and replicas since this was called last."""
         assert self._loss_sum is not None
-        # Replicas whose batches are not of one size count different numbers of samples.
-        counted = torch.full_like(self._loss_sum, self._losses)
-        total, losses = self.reduction.sum_over_replicas(torch.stack((self._loss_sum, counted))).tolist()
+        mean = self.reduction.mean_over_replicas(self._loss_sum, self._losses)
         self._loss_sum, self._losses = None, 0
-        return float(total / losses)
+        return mean
 
     @property
     def _scale(self) -> float:

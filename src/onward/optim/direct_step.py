@@ -23,7 +23,7 @@ def take_step(optimizer: torch.optim.Optimizer) -> None:
     overflowed: torch.Tensor | None = getattr(optimizer, "found_inf", None)
     with torch.no_grad():
         for group, weights, (averages, squares, counts) in calls:
-            torch._foreach_add_(counts, 1)
+            _add(counts, 1)
             kernel = torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_
             kernel(
                 weights,
@@ -43,7 +43,16 @@ def take_step(optimizer: torch.optim.Optimizer) -> None:
                 found_inf=overflowed,
             )
             if overflowed is not None:
-                torch._foreach_sub_(counts, [overflowed] * len(counts))
+                _add(counts, -overflowed)
+
+
+def _add(counts: list[torch.Tensor], number: int | torch.Tensor) -> None:
+    """Adds to all counts: at once where they are all the elements of one tensor."""
+    together = counts[0]._base
+    if together is not None and together.numel() == len(counts) and all(one._base is together for one in counts):
+        together.add_(number)
+    else:
+        torch._foreach_add_(counts, number)
 
 
 def take_step_of(optimizer: torch.optim.Optimizer, group: dict[str, Any], weight: torch.Tensor) -> None:

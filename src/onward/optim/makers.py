@@ -16,7 +16,7 @@ from onward.optim.lamb import Lamb
 from onward.optim.lion import Lion
 from onward.optim.muon import Muon
 from onward.optim.schedule_free import AdamWScheduleFree
-from onward.optim.slotted_optimizer import new_count, zeros_like
+from onward.optim.slotted_optimizer import new_counts, zeros_like
 from onward.optim.torch_class import group_of_torch_class, make_torch_class
 from onward.optim.weight_shards import WeightShards
 from onward.optimizers.registry import OPTIMIZERS
@@ -70,9 +70,10 @@ def _adam(kind: type[torch.optim.Adam], decouples_decay: bool) -> Maker:
         if not all(group["do_bias_correction"] for group in groups):
             return AdamAsAsked([{**group, "decouples_decay": decouples_decay} for group in groups], {})
         optimizer = kind(groups, lr=0.0, fused=True)
-        for weight in (weight for group in optimizer.param_groups for weight in group["params"]):
-            new = {"step": new_count(weight), "exp_avg": zeros_like(weight), "exp_avg_sq": zeros_like(weight)}
-            optimizer.state[weight].update(new)
+        for weights in (group["params"] for group in optimizer.param_groups):
+            for weight, count in zip(weights, new_counts(weights), strict=True):
+                new = {"step": count, "exp_avg": zeros_like(weight), "exp_avg_sq": zeros_like(weight)}
+                optimizer.state[weight].update(new)
         return optimizer
 
     return Maker(_adam_group, make)

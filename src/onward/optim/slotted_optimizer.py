@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, overload
 
 import torch
@@ -95,6 +95,13 @@ def zeros_like(weight: torch.Tensor) -> torch.Tensor:
 def new_count(weight: torch.Tensor) -> torch.Tensor:
     """A count of updates, on the weight's device."""
     return torch.zeros((), dtype=torch.float32, device=weight.device)
+
+
+def new_counts(weights: Sequence[torch.Tensor]) -> Tensors:
+    """`new_count` of each; of weights on one device they are the elements of one tensor, which can be added to."""
+    if len({weight.device for weight in weights}) != 1:
+        return [new_count(weight) for weight in weights]
+    return list(torch.zeros(len(weights), dtype=torch.float32, device=weights[0].device).unbind())
 
 
 def corrections(counts: Tensors, decay: float, like: torch.Tensor) -> Tensors:

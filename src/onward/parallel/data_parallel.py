@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -115,22 +115,19 @@ def offloads(distributed: Distributed, mesh: Mesh) -> bool:
     return distributed.zero_offload_to_cpu and mesh.device.type == "cuda"
 
 
-@contextlib.contextmanager
-def micro_batch(module: nn.Module, zero_stage: int, is_last: bool) -> Iterator[None]:
+def micro_batch(module: nn.Module, zero_stage: int, is_last: bool) -> contextlib.AbstractContextManager[None]:
     """Around the forward and backward pass of one micro-batch: replicas reduce gradients with the last only.
 
     ZeRO 2 and 3 hold no full gradients and communicate with each.
     """
-    if isinstance(module, DistributedDataParallel):
-        with contextlib.nullcontext() if is_last else module.no_sync():
-            yield
-        return
     if isinstance(module, FSDPModule):
         # Every backward pass is its own: told that another follows, FSDP2 gathers beyond the first unit of this one.
         module.set_requires_gradient_sync(is_last or zero_stage >= 2)
         module.set_requires_all_reduce(is_last)  # over the groups of ZeRO, where there are several
         module.set_reshard_after_backward(is_last or zero_stage == 3)
-    yield
+    if isinstance(module, DistributedDataParallel) and not is_last:
+        return module.no_sync()
+    return contextlib.nullcontext()
 
 
 def reshard(module: nn.Module) -> None:

@@ -46,9 +46,15 @@ def test_types_are_those_of_the_model_and_what_it_does_not_read_is_left_out() ->
         ({"label": np.array([-1, 0, 0])}, ["label -1", "ignore_index"]),
     ],
 )
-def test_what_does_not_fit_is_refused(changes: dict[str, np.ndarray], words: list[str]) -> None:
-    with pytest.raises(DataError) as caught:
-        reader(feature_ranges={"label": LabelRange(4)}).to_tensors(features(**changes))
+@pytest.mark.parametrize("is_first", [True, False])
+def test_what_does_not_fit_is_refused(is_first: bool, changes: dict[str, np.ndarray], words: list[str]) -> None:
+    """Also after batches that fit, twice in a row."""
+    one = reader(feature_ranges={"label": LabelRange(4)})
+    for _ in range(0 if is_first else 2):
+        one.to_tensors(features())
+    for _ in range(2):
+        with pytest.raises(DataError) as caught:
+            one.to_tensors(features(**changes))
     assert all(word in str(caught.value) for word in words), caught.value
 
 

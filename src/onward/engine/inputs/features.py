@@ -51,6 +51,7 @@ class FeatureReader:
             name: tuple(sizes.get(size, size) if isinstance(size, str) else size for size in shape)
             for name, shape in shapes.items()
         }
+        self._fitted: dict[str, tuple[tuple[torch.dtype, torch.Size], tuple[int, ...]]] = {}
 
     def to_tensors(self, features: Mapping[str, Any], origin: Origin = ()) -> dict[str, torch.Tensor]:
         """Features of a batch (numpy arrays, batch axis first) as tensors on the device.
@@ -68,8 +69,12 @@ class FeatureReader:
 
     def _to_tensor(self, name: str, array: Any, origin: Origin) -> torch.Tensor:
         tensor = array if isinstance(array, torch.Tensor) else tensor_from_array(array)
-        self._check_type(name, tensor.dtype)
-        shape = self._fitted_shape(name, tuple(tensor.shape))
+        found = tensor.dtype, tensor.shape
+        known, shape = self._fitted.get(name, (None, ()))
+        if found != known:
+            self._check_type(name, tensor.dtype)
+            shape = self._fitted_shape(name, tuple(tensor.shape))
+            self._fitted[name] = found, shape
         tensor = tensor if tensor.shape == shape else tensor.reshape(shape)
         tensor = tensor.to(self.dtypes.get(name, tensor.dtype))
         if name in self.feature_ranges and tensor.device.type == "cpu":

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from onward.graph.fusion.rewriting import DOMAIN
 from onward.lowering.kernels.matmuls import multiply
-from onward.lowering.ops.loss import NOTHING_IGNORED, check_loss_inputs, softmax_cross_entropy_loss
+from onward.lowering.ops.loss import NOTHING_IGNORED, check_loss_inputs, loss_of_scores
 from onward.lowering.passes import is_plain, only_first_derivative
 from onward.lowering.registry import lowers
 
@@ -67,23 +67,23 @@ def linear_cross_entropy(
     Raises:
         ValueError: shapes do not fit, or (on the CPU) a label is out of range.
     """
-    ignored: dict[str, Any] = {"ignore_index": ignore_index, "reduction": reduction}
     if scores is not None:
-        return softmax_cross_entropy_loss(scores, labels, class_weights, output_count=1, **ignored)[0]
+        check_loss_inputs(scores, labels, class_weights, ignore_index, reduction)
+        return loss_of_scores(scores, labels, class_weights, ignore_index, reduction)
     rows = hidden.reshape(-1, hidden.shape[-1])
     matrix = weight if rows_are_classes else weight.T
     device = rows.device.type
     if torch.is_autocast_enabled(device) and rows.dtype != torch.float64:
         low = torch.get_autocast_dtype(device)
         rows, matrix, bias = rows.to(low), matrix.to(low), None if bias is None else bias.to(low)
+    check_loss_inputs(_shape_of_scores(rows, matrix), labels, class_weights, ignore_index, reduction)
     if not is_plain(rows) or _is_small(rows, matrix):
         if 4 * rows.shape[0] * matrix.shape[0] >= SMALL_BYTES // 8 and is_plain(rows):
-            check_loss_inputs(_shape_of_scores(rows, matrix), labels, class_weights, ignore_index, reduction)
             rows, labels = _rows_that_count(rows, labels.long(), ignore_index)
         with torch.autocast(device, enabled=False):
-            computed = _widened(F.linear(rows, *aligned(matrix, bias))[:, : matrix.shape[0]])
-            return softmax_cross_entropy_loss(computed, labels, class_weights, output_count=1, **ignored)[0]
-    check_loss_inputs(_shape_of_scores(rows, matrix), labels, class_weights, ignore_index, reduction)
+            padded = F.linear(rows, *aligned(matrix, bias))
+            computed = _widened(padded if padded.shape[1] == len(matrix) else padded[:, : len(matrix)])
+            return loss_of_scores(computed, labels, class_weights, ignore_index, reduction)
     rows, labels = _rows_that_count(rows, labels.long(), ignore_index)
     loss: Tensor = _Chunked.apply(  # type: ignore[no-untyped-call]
         rows,
@@ -104,9 +104,10 @@ def _rows_that_count(rows: Tensor, labels: Tensor, ignored: int | None) -> tuple
     """
     if ignored is None or rows.device.type != "cpu" or isinstance(rows, FakeTensor) or torch.compiler.is_compiling():
         return rows, labels
-    counted = (labels != ignored).nonzero().squeeze(-1)
-    if not 0 < len(counted) <= len(labels) * 7 // 8:
+    is_counted = labels != ignored
+    if not 0 < int(is_counted.count_nonzero()) <= len(labels) * 7 // 8:
         return rows, labels
+    counted = is_counted.nonzero().squeeze(-1)
     return rows.index_select(0, counted), labels[counted]
 
 

@@ -45,12 +45,19 @@ def softmax_cross_entropy_loss(
     """
     check_loss_inputs(scores, labels, weights, ignore_index, reduction)
     if output_count == 1:
-        rows, row_labels, shape = _as_rows(scores, labels)
-        loss = _likelihood_loss(_log_softmax(rows), row_labels, weights, ignore_index, reduction)
-        return (loss.reshape(shape).to(scores.dtype) if reduction == "none" else loss.to(scores.dtype),)
+        return (loss_of_scores(scores, labels, weights, ignore_index, reduction),)
     log_prob = _log_softmax(scores)
     loss = _likelihood_loss(log_prob, labels, weights, ignore_index, reduction)
     return loss.to(scores.dtype), log_prob.to(scores.dtype)
+
+
+def loss_of_scores(
+    scores: Tensor, labels: Tensor, weights: Tensor | None, ignore_index: int | None, reduction: str
+) -> Tensor:
+    """The loss alone, of inputs that are checked."""
+    rows, row_labels, shape = _as_rows(scores, labels)
+    loss = _likelihood_loss(_log_softmax(rows), row_labels, weights, ignore_index, reduction).to(scores.dtype)
+    return loss.reshape(shape) if reduction == "none" else loss
 
 
 @lowers("NegativeLogLikelihoodLoss", since=12)
@@ -142,7 +149,7 @@ def _check_range(labels: Tensor, classes: int, ignore_index: int | None) -> None
     if labels.is_meta or type(labels) is not Tensor or labels.numel() == 0:
         return
     lowest, highest = torch.aminmax(labels)
-    if lowest >= 0 and highest < classes:
+    if lowest.item() >= 0 and highest.item() < classes:
         return
     outside = (labels < 0) | (labels >= classes)
     if ignore_index is not None:
