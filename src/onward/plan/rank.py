@@ -51,6 +51,7 @@ def plan_rank(
     *,
     watched: Sequence[str] = (),
     blocks_compiled: int = 0,
+    loss_is_joined: bool = False,
     indices: Sequence[int] | None = None,
 ) -> RankPlan:
     """Plans one rank.
@@ -61,6 +62,7 @@ def plan_rank(
         place: of the rank.
         watched: values that their stages are to give out, with the outputs of the graph.
         blocks_compiled: how many neighbors of blocks that repeat become a segment, which is compiled; 0: none is.
+        loss_is_joined: whether the loss of the last layer is compiled with its neighbors.
         indices: of the stages to plan; None: those of the rank.
 
     Raises:
@@ -68,16 +70,18 @@ def plan_rank(
     """
     local = graph_of_rank(graph, plan, place, watched)
     if plan.stage_count == 1:
-        return RankPlan(local=local, stages=None, own={0: _planned(plan, local, None, blocks_compiled)})
+        return RankPlan(local=local, stages=None, own={0: _planned(plan, local, None, blocks_compiled, loss_is_joined)})
     stages = stages_of_local_graph(local, plan, watched)
     own = {
-        index: _planned(plan, stage_graph(local, stages, index), stages.stages[index], blocks_compiled)
+        index: _planned(plan, stage_graph(local, stages, index), stages.stages[index], blocks_compiled, loss_is_joined)
         for index in (plan.stages_of(place) if indices is None else indices)
     }
     return RankPlan(local=local, stages=stages, own=own)
 
 
-def _planned(plan: Plan, graph: TrainingGraph, stage: Stage | None, blocks_compiled: int) -> PlannedStage:
+def _planned(
+    plan: Plan, graph: TrainingGraph, stage: Stage | None, blocks_compiled: int, loss_is_joined: bool
+) -> PlannedStage:
     graph = store_frozen_weights(graph, plan.frozen)
     segments = plan_segments(
         graph.model.graph,
@@ -88,6 +92,7 @@ def _planned(plan: Plan, graph: TrainingGraph, stage: Stage | None, blocks_compi
         is_stage=stage is not None,
         blocks_joined=blocks_compiled,
         joins_others=plan.zero_stage == 0,
+        joins_loss=loss_is_joined,
         costs=plan.costs,
     )
     return PlannedStage(graph=graph, stage=stage, segments=segments)

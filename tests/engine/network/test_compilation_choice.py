@@ -188,3 +188,13 @@ def test_ranks_compile_where_all_machines_can(tmp_path: Path, wanted: Literal["a
     words = "on the machine of rank 1 no C++ compiler was found (neither 'g++' is on the PATH), which torch needs"
     assert f"speed.compile: off, since {words}" in first if wanted == "auto" else f"is true, but {words}" in first
     assert wanted == "auto" or f"is true, but {words}" in second
+
+
+@pytest.mark.parametrize(("batch", "is_joined"), [(1, True), (128, True), (129, False), (None, False)])
+def test_the_loss_of_few_logits_is_compiled_with_the_last_layer(batch: int | None, is_joined: bool) -> None:
+    """GPT-2 with 256 words and sequences of 16: a sample has 16 KiB of logits."""
+    options = {"size": "tiny", "width": 64, "heads": 2, "vocab_size": 256, "context_length": 16, "opset": 17}
+    graph = make_training_graph(create_model("gpt2", **options, layers=1, dropout=0.0), loss=SPEC, fuse=True)
+    sizes = {"sequence": 16} | ({} if batch is None else {"batch": batch})
+    assert module.joins_loss(graph, CPU, sizes) is is_joined
+    assert not module.joins_loss(graph, GPU, sizes)

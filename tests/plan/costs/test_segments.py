@@ -9,6 +9,10 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from onward.graph.fusion.cross_entropy import FUSED_LOSS
+from onward.graph.losses.spec import LossSpec
+from onward.graph.training_graph import make_training_graph
+from onward.models import create_model
 from onward.parameters.distributed import Recompute
 from onward.plan.costs import segments
 from onward.plan.costs.segments import assign, label_of, plan_segments
@@ -125,3 +129,15 @@ def test_weights_are_read_where_views_of_them_are() -> None:
     parts = [nodes[:5], nodes[5:9], nodes[9:11], nodes[11:]]
     _, readers = assign(parts, "abcd")
     assert readers == {"a": (1,), "b": (0, 2), "c": (0, 3), "d": (0, 1)}
+
+
+@pytest.mark.parametrize("joins_loss", [False, True])
+def test_the_loss_of_the_last_layer_is_joined_where_it_is_to_be_compiled(joins_loss: bool) -> None:
+    model = create_model("gpt2", size="tiny", width=32, heads=2, vocab_size=256, context_length=16, dropout=0.0)
+    spec = LossSpec(type="softmax_cross_entropy", prediction="logits", label="labels")
+    gpt2 = make_training_graph(model, loss=spec, fuse=True)
+    (loss,) = (node for node in gpt2.model.graph if node.op_type == FUSED_LOSS)
+    arguments = gpt2.model.graph, gpt2.weights, True, Recompute()
+    found = plan_segments(*arguments, blocks_joined=1, joins_others=True, joins_loss=joins_loss)
+    assert found.count == (1 if joins_loss else 2)
+    assert found.segment_of[label_of(loss)] == found.count - 1

@@ -11,12 +11,13 @@ from benchmarks.quantized_base import Llama, build
 from onward.engine.building.graph_costs import known_costs
 from onward.engine.building.preparation import read_training_graph
 from onward.engine.forecast.network_work import count_network
+from onward.graph.fusion.cross_entropy import FUSED_LOSS
 from onward.parameters import Parameters
 from onward.plan.horizontal.planning import HorizontalPlan
 from onward.plan.roles import find_roles
 from onward.plan.search.hardware import KNOWN
 from onward.plan.search.layout import Layout
-from onward.plan.search.loss_scores import FUSED_LOSS, computed_nodes, kept_by_loss, makers_of_scores, reads_scores
+from onward.plan.search.loss_scores import computed_nodes, kept_by_loss, makers_of_scores, reads_scores
 from onward.plan.search.network import NetworkWork
 from onward.plan.search.pricing import SPLIT_BACKWARD, Pricing, Settings
 

@@ -24,7 +24,7 @@ from onward.engine.inputs.index_ranges import FeatureRange
 from onward.engine.inputs.loss_normalization import LossNormalization
 from onward.engine.micro_batches import MicroBatches, PipelinedMicroBatches, SequentialMicroBatches
 from onward.engine.network.compilation import Compilation
-from onward.engine.network.compilation_choice import choose, missing_anywhere
+from onward.engine.network.compilation_choice import choose, joins_loss, missing_anywhere
 from onward.engine.network.forward import Forward
 from onward.engine.network.local_weights import local_weights
 from onward.engine.network.network import LinearOptions, Network
@@ -54,7 +54,7 @@ from onward.plan.decision import Plan
 from onward.plan.experts import shared_expert_weights
 from onward.plan.pipeline.schedules import SPLITS_BACKWARD, rank_of_stage
 from onward.plan.pipeline.stages import Stage, StagePlan
-from onward.plan.rank import PlannedStage, plan_rank
+from onward.plan.rank import PlannedStage, RankPlan, plan_rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,8 +164,8 @@ def assemble(
     distributed, precision = parameters.distributed, Precision.of(parameters.mixed_precision)
     watched = watched_names(parameters.tensorboard, graph)
     compilation, told = _compilation(parameters, graph, mesh, notify, specs)
-    blocks = _blocks_compiled(compilation, mesh)
-    planned = plan_rank(graph, plan, mesh.place, watched=watched.values, blocks_compiled=blocks)
+    dimensions = known_dimensions(parameters.training, graph, specs)
+    planned = _planned(graph, plan, mesh, watched.values, compilation is not None, dimensions)
     stages, own = planned.stages, planned.own
     networks = [network_of(one, parameters, mesh, compilation=compilation) for one in own.values()]
     notes = (*plan.notes, *told, *_notes_on(networks, parameters, mesh), *pruned_axes(parameters, graph)[1])
@@ -283,11 +283,22 @@ def _compilation(
     return (Compilation(wanted is True, notify, recorded, recomputes) if choice.is_on else None), notes
 
 
-def _blocks_compiled(compilation: Compilation | None, mesh: Mesh) -> int:
-    """How many equal blocks a segment has at most; of several processes one, whose gradients are then reduced."""
-    if compilation is None:
-        return 0
-    return BLOCKS_COMPILED[mesh.device.type] if mesh.world_size == 1 else 1
+def _planned(
+    graph: TrainingGraph,
+    plan: Plan,
+    mesh: Mesh,
+    watched: Sequence[str],
+    is_compiled: bool,
+    dimensions: Mapping[str, int],
+) -> RankPlan:
+    """What this rank trains. Segments that are compiled hold several equal blocks in a run of one process only: of
+    several processes, gradients are reduced when those of a segment are there.
+    """
+    blocks = 0
+    if is_compiled:
+        blocks = BLOCKS_COMPILED[mesh.device.type] if mesh.world_size == 1 else 1
+    joined = is_compiled and joins_loss(graph, mesh.device, dimensions)
+    return plan_rank(graph, plan, mesh.place, watched=watched, blocks_compiled=blocks, loss_is_joined=joined)
 
 
 def _notes_on(networks: Sequence[Network], parameters: Parameters, mesh: Mesh) -> list[str]:

@@ -13,6 +13,8 @@ from onward.graph.fusion.rewriting import Editor, producer
 from onward.graph.nodes.known_values import integer
 
 KIND = "cross_entropy"
+FUSED_LOSS = "LinearCrossEntropy"
+"""A loss with the layer before it."""
 FEWEST_CLASSES = 256
 """Logits of fewer classes are no larger than the activations before them."""
 
@@ -51,7 +53,7 @@ def _fuse(editor: Editor, node: ir.Node) -> None:
     if "ignore_index" in node.attributes:
         attributes["ignore_index"] = node.attributes["ignore_index"].as_int()
     output = editor.write(
-        "LinearCrossEntropy",
+        FUSED_LOSS,
         [rows, linear.weight, labels, scores, linear.result, weights, linear.bias],
         node,
         fused=True,

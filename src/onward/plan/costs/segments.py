@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onward.graph.cuts import find_cut_points, reads
+from onward.graph.fusion.cross_entropy import FUSED_LOSS
 from onward.graph.operators import Fact, has_fact
 from onward.parameters.distributed import Recompute
 from onward.plan.costs.costs import NodeCost
@@ -58,6 +59,7 @@ def plan_segments(
     is_stage: bool = False,
     blocks_joined: int = 0,
     joins_others: bool = False,
+    joins_loss: bool = False,
     costs: Mapping[str, NodeCost] | None = None,
 ) -> SegmentPlan:
     """Cuts a graph at all of its cut points, where its parts are to be sharded, recomputed or compiled by themselves.
@@ -74,6 +76,8 @@ def plan_segments(
             within one only; where nothing is recomputed, since that asks for small segments. 0: blocks are cut, too.
         joins_others: with it, whether neighbors of which none repeats, or only a few times, become one segment, too:
             each is compiled for itself anyway, and a call of one costs 0.2 ms.
+        joins_loss: with it, whether the loss of the last layer is one of them; else it stays by itself, as on CPUs it
+            is not compiled then.
         costs: of nodes, by the name of their first output; read for `recompute.memory_budget` only.
     """
     by_budget = recompute.memory_budget is not None
@@ -82,7 +86,8 @@ def plan_segments(
     nodes = list(graph)
     coarse = [nodes[start:end] for start, end in zip([0, *ends], [*ends, len(nodes)], strict=True)]
     if blocks_joined and not (by_budget or recompute.segments or recompute.attention):
-        coarse = _joined(graph, coarse, weights, blocks_joined, joins_others)
+        alone = frozenset[str]() if joins_loss else frozenset({FUSED_LOSS})
+        coarse = _joined(graph, coarse, weights, blocks_joined, joins_others, alone)
     is_apart = by_budget or (recompute.attention and not recompute.segments)
     attentions = find_attention(graph, weights) if is_apart else []
     parts, special = list[list[ir.Node]](), set[int]()
@@ -103,11 +108,16 @@ def plan_segments(
 
 
 def _joined(
-    graph: ir.Graph, segments: Sequence[list[ir.Node]], weights: Collection[str], blocks: int, joins_others: bool
+    graph: ir.Graph,
+    segments: Sequence[list[ir.Node]],
+    weights: Collection[str],
+    blocks: int,
+    joins_others: bool,
+    alone: Collection[str],
 ) -> list[list[ir.Node]]:
     """The nodes of segments, those of so many blocks that repeat together; where asked for, neighbors that do not.
 
-    The loss of the last layer stays by itself: it is not compiled on CPUs.
+    Segments that hold an operator of `alone` stay by themselves.
     """
     _, readers = assign(segments, weights)
     begin_of = {
@@ -120,7 +130,7 @@ def _joined(
     }
     joined, last = list[list[ir.Node]](), None
     for index, nodes in enumerate(segments):
-        is_single = index not in begin_of and joins_others and all(n.op_type != "LinearCrossEntropy" for n in nodes)
+        is_single = index not in begin_of and joins_others and all(node.op_type not in alone for node in nodes)
         home = begin_of.get(index, "others" if is_single else None)
         is_full = home == "others" and joined and len(joined[-1]) + len(nodes) > MOST_JOINED_NODES
         if home is None or home != last or is_full:

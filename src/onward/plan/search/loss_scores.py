@@ -8,13 +8,12 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onward.graph.cuts import reads
+from onward.graph.fusion.cross_entropy import FUSED_LOSS
 from onward.graph.operators import Fact, has_fact
 from onward.graph.training_graph import TrainingGraph
 from onward.plan.costs.costs import GraphCosts
 from onward.plan.horizontal.planning import HorizontalPlan
 
-FUSED_LOSS = "LinearCrossEntropy"
-"""A loss with the layer before it."""
 _SCORES = {"SoftmaxCrossEntropyLoss": 0, FUSED_LOSS: 3}
 """Losses that keep a softmax -> which input they are taken of."""
 _VIEWS = Fact.SAME_ELEMENTS | Fact.VIEW

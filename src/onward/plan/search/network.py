@@ -12,13 +12,14 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onward.graph.cuts import reads
+from onward.graph.fusion.cross_entropy import FUSED_LOSS
 from onward.graph.fusion.rewriting import DOMAIN
 from onward.graph.training_graph import TrainingGraph
 from onward.plan.costs.costs import GraphCosts
 from onward.plan.horizontal.cuts import unlimited
 from onward.plan.horizontal.planning import HorizontalPlan
 from onward.plan.roles import ValueRoles, node_id
-from onward.plan.search.loss_scores import FUSED_LOSS, computed_nodes, kept_by_loss, makers_of_scores, reads_scores
+from onward.plan.search.loss_scores import computed_nodes, kept_by_loss, makers_of_scores, reads_scores
 
 Numbers = NDArray[np.float64]
 
