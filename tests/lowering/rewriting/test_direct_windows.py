@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import onward.lowering.kernels.max_pooling as max_pooling
 import onward.lowering.kernels.rematerialize as rematerialize
 from onward.graph.training_graph import make_training_graph
 from onward.lowering.module import OnnxModule
@@ -29,10 +30,11 @@ STAYS = {
     "padded on one side": ((2, 3, 8, 8), (4, 3, 3, 3), "Conv<pads=[0,0,1,1]>(x, w, b)", "conv"),
     "padded to an even size": ((2, 3, 8, 8), (4, 3, 4, 4), 'Conv<auto_pad="SAME_UPPER">(x, w, b)', "conv"),
 }
+SMALL = "_maxima_of_small"
 POOLS = {
-    "maxima": ("MaxPool<kernel_shape=[2,2], strides=[2,2]>(x)", "_maxima"),
-    "maxima, padded": ("MaxPool<kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1], ceil_mode=1>(x)", "_maxima"),
-    "maxima of dilated windows": ("MaxPool<kernel_shape=[2,2], dilations=[2,2]>(x)", "_maxima"),
+    "maxima": ("MaxPool<kernel_shape=[2,2], strides=[2,2]>(x)", SMALL),
+    "maxima, padded": ("MaxPool<kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1], ceil_mode=1>(x)", SMALL),
+    "maxima of dilated windows": ("MaxPool<kernel_shape=[2,2], dilations=[2,2]>(x)", SMALL),
     "padded on one side": ("MaxPool<kernel_shape=[2,2], pads=[0,0,1,1]>(x)", "max_pool"),
 }  # fmt: skip
 
@@ -62,6 +64,14 @@ def test_pools(case: str) -> None:
     before, program = direct_twin(net, shape)
     assert name in called(program)
     same_bits(net, before, program, shape)
+
+
+def test_places_of_many_maxima_take_a_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(max_pooling, "LEAST_BYTES", 0)
+    net = network((2, 3, 9, 9), "z = MaxPool<kernel_shape=[2,2]>(x)")
+    before, program = direct_twin(net, (2, 3, 9, 9))
+    assert "_maxima" in called(program)
+    same_bits(net, before, program, (2, 3, 9, 9))
 
 
 def test_indices_of_maxima_stay() -> None:

@@ -31,11 +31,16 @@ def pool_max(X: Tensor, along: Sequence[Sequence[int]], ceiling: bool) -> Tensor
         if is_trained and X.is_cpu:
             pooled: Tensor = _pool(X, kernel, stride, padding, dilation, ceiling)[0]
             return pooled
-    elif is_trained and is_plain(X) and 8 * X.numel() >= LEAST_BYTES * stride[0] * stride[1]:
+    elif is_trained and is_plain(X) and keeps_bytes(X.numel(), stride):
         result: Tensor = _MaxPool.apply(X, kernel, stride, padding, dilation, ceiling)  # type: ignore[no-untyped-call]
         return result
     with saved_tensor_hook(X):
         return F.max_pool2d(X, kernel, stride, padding, dilation, ceiling)
+
+
+def keeps_bytes(count: int, stride: Sequence[int]) -> bool:
+    """Whether the places of so many numbers' maxima are worth keeping in a byte each."""
+    return 8 * count >= LEAST_BYTES * stride[0] * stride[1]
 
 
 class _MaxPool(torch.autograd.Function):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from onward.lowering.building.tensor_facts import TensorFact, fact_about
 from onward.lowering.kernels import rematerialize
 from onward.lowering.kernels.layout import channels_last, convolve_images, is_exact, is_of_patches, pays
-from onward.lowering.kernels.max_pooling import pool_max
+from onward.lowering.kernels.max_pooling import keeps_bytes, pool_max
 from onward.lowering.kernels.windows import Windows, lay_windows
 
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
@@ -63,11 +63,18 @@ def max_pooling(node: fx.Node) -> Call | None:
     if not all(2 * p <= k and (not p or d <= size) for p, k, d, size in axes):
         return None
     along = (windows.kernel, windows.stride, windows.begin, windows.dilation)
-    return _maxima, (node.args[0], along, bool(given.get("ceil_mode"))), {}
+    is_small = X.nbytes < rematerialize.LEAST_BYTES and not keeps_bytes(torch.Size(X.shape).numel(), windows.stride)
+    return _maxima_of_small if is_small else _maxima, (node.args[0], along, bool(given.get("ceil_mode"))), {}
 
 
 def _maxima(*arguments: Any) -> tuple[Tensor]:
     return (pool_max(*arguments),)
+
+
+def _maxima_of_small(X: Tensor, along: Sequence[tuple[int, ...]], ceiling: bool) -> tuple[Tensor]:
+    """`pool_max` of images that are kept, with places as torch keeps them."""
+    kernel, stride, padding, dilation = along
+    return (torch.max_pool2d(X, kernel, stride, padding, dilation, ceiling),)
 
 
 def _windows(X: TensorFact, kernel: Any, given: Any) -> Windows | None:
