@@ -15,6 +15,7 @@ from torch import Tensor
 
 from onward.lowering.kernels import average_pooling, max_pooling
 from onward.lowering.kernels.attention import attend
+from onward.lowering.kernels.bags import sum_bags
 from onward.lowering.kernels.bounds import clamp
 from onward.lowering.kernels.joint_casts import cast_together
 from onward.lowering.kernels.short_rows import log_softmax, softmax
@@ -22,6 +23,7 @@ from onward.lowering.kernels.thin_products import multiply_thin
 from onward.lowering.ops import fused
 from onward.lowering.ops.fused_cross_entropy import linear_cross_entropy
 from onward.lowering.ops.fused_experts import sorted_rows
+from onward.lowering.passes import is_plain
 from onward.lowering.rewriting.linear_layers import Recipe, linear_layers
 from onward.lowering.rewriting.sparse_lookups import lookup, split_table
 from onward.parallel.pipeline import stage
@@ -49,6 +51,7 @@ class Example:
 
 
 IDS = torch.tensor([[1, 3, -4], [3, 3, 0]])
+BAGS, BOUNDS = IDS % 6, torch.tensor([0, 2, 2, 6])
 LABELS = torch.tensor([2, 0, 5, 2])
 COSINE, SINE = torch.rand(3, 4, dtype=torch.float64), torch.rand(3, 4, dtype=torch.float64)
 ORDER = torch.tensor([3, 0, 5])
@@ -114,6 +117,15 @@ def _both_reads(table: Tensor) -> Tensor:
     return table[IDS].sum(1).flatten() @ table[:4].reshape(-1)[:8] + table.square().sum()
 
 
+def _sums(table: Tensor) -> Tensor:
+    return table[BAGS].sum(1)
+
+
+def _means(table: Tensor) -> Tensor:
+    bags = BAGS.flatten().tensor_split(BOUNDS[1:-1].tolist())
+    return torch.stack([table[bag].sum(0) / max(1, len(bag)) for bag in bags])
+
+
 WINDOWS = ((3, 3), (2, 2), (1, 1), (1, 1))
 EXAMPLES: Mapping[str, tuple[str, Example]] = {
     "bounds": ("kernels.bounds._Clamp", Example(
@@ -136,6 +148,11 @@ EXAMPLES: Mapping[str, tuple[str, Example]] = {
     "maxima of windows": ("kernels.max_pooling._MaxPool", Example(
         lambda x: max_pooling.pool_max(x, WINDOWS, False), lambda x: F.max_pool2d(x, *WINDOWS),
         [(2, 2, 5, 6)], second=True, rows=(0,))),
+    "sums of bags": ("kernels.bags._Bags", Example(
+        lambda x: sum_bags(x, BAGS, None, "sum") if is_plain(x) else _sums(x), _sums, [(6, 5)], second=True)),
+    "means of bags of several sizes": ("kernels.bags._Bags", Example(
+        lambda x: sum_bags(x, BAGS.flatten(), BOUNDS, "mean") if is_plain(x) else _means(x), _means,
+        [(6, 5)], second=True)),
     "means of windows": ("kernels.average_pooling._AveragePool", Example(
         lambda x: average_pooling.pool_average(x, *WINDOWS[:3], True, False),
         lambda x: F.avg_pool2d(x, *WINDOWS[:3], True, False), [(2, 2, 5, 6)], second=True, rows=(0,))),

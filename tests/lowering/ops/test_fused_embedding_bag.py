@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from onward.artifacts.training_graph import write_training_graph
 from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import make_training_graph
+from onward.lowering.kernels import bags as bags_module
 from onward.lowering.module import OnnxModule
 from onward.lowering.ops import fused_embedding_bag
 from tests.artifacts.plain_runtime import autograd_gradients, call, largest_error, open_session
@@ -75,3 +76,27 @@ def test_a_training_graph_has_them_in_standard_operators(tmp_path: Path) -> None
     assert results.keys() == expected.keys()
     for output, tensor in expected.items():
         assert largest_error(results[output], tensor) < 2e-6, output
+
+
+@pytest.mark.parametrize(("width", "mode", "is_own"), [(32, "mean", True), (33, "mean", False), (4, "max", False)])
+@pytest.mark.parametrize("bags", BOUNDS)
+def test_gradients_of_narrow_tables_need_no_sorted_indices(bags: str, width: int, mode: str, is_own: bool) -> None:
+    table, bounds = nn.Parameter(torch.randn(10, width)), BOUNDS[bags]
+    indices = INDICES if bounds is not None else INDICES.reshape(2, 5)
+    found = fused_embedding_bag.embedding_bag(table, indices, bounds, mode=mode)
+    assert (type(found.grad_fn).__name__ == "_BagsBackward") is is_own
+    expected = F.embedding_bag(indices % 10, table, bounds, mode=mode, include_last_offset=bounds is not None)
+    direction = torch.randn_like(expected)
+    gradients = (torch.autograd.grad(result, table, direction)[0] for result in (found, expected))
+    torch.testing.assert_close(*gradients, rtol=1e-6, atol=1e-6)
+
+
+def test_many_rows_are_added_a_block_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    table, found = nn.Parameter(torch.randn(10, 4)), []
+    for block_bytes in (1, 2 * 16, 2**20):
+        monkeypatch.setattr(bags_module, "BLOCK_BYTES", block_bytes)
+        for bounds in BOUNDS.values():
+            indices = INDICES if bounds is not None else INDICES.reshape(2, 5)
+            total = fused_embedding_bag.embedding_bag(table, indices, bounds, mode="mean").square().sum()
+            found.append(torch.autograd.grad(total, table)[0])
+    assert all(torch.equal(one, other) for one, other in zip(found, found[3:], strict=False))

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onward.graph.fusion.rewriting import DOMAIN
+from onward.lowering.kernels.bags import adds_in_order, sum_bags
 from onward.lowering.ops.indexing import wrap_positions
 from onward.lowering.passes import is_traced
 from onward.lowering.registry import lowers
@@ -31,6 +32,8 @@ def embedding_bag(
         mode: `sum`, `mean` or `max`.
     """
     positions = wrap_positions(indices, weight.shape[0])
+    if per_sample_weights is None and adds_in_order(weight, bounds, mode):
+        return sum_bags(weight, positions, bounds, mode)
     if not is_traced() and not (mode == "max" and weight.is_cuda):  # where torch adds gradients in no fixed order
         return F.embedding_bag(
             positions,
