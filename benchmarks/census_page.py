@@ -11,7 +11,6 @@ WHY: dict[str, str] = {
     "electra": "matmuls and attention take 0.7 of the time, on both sides",
     "gru": "torch's own layer, on both sides",
     "bidirectional_gru": "torch's own layer, on both sides",
-    "embedding_bag": "0.85 of the time is torch's gradient of a table, which sorts indices, on both sides",
     "dueling": "convolutions take 0.8 of the time, torch's on both sides",
     "spatial_transformer": "convolutions and the sampling of the grid take 0.7 of the time, torch's on both sides",
     "locally_connected": "cutting images into windows, summing them up, and copies for matmuls take 0.7 of the time",

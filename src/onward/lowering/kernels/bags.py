@@ -14,8 +14,9 @@ from torch import Tensor
 from onward.lowering.passes import is_plain
 
 MOST_WIDTH = 32
-"""Of rows that are added faster than their indices are sorted: with 8 a step takes a quarter of torch's time, with 16
-a half, with 64 the same, and torch adds to several rows at once where there are several threads."""
+"""Of rows that are added faster than their indices are sorted: with 8 numbers both passes take 0.3 of torch's time on
+one thread, with 16 0.55 to 0.7, with 32 0.75 to 0.95, with 64 1.0 to 1.35. Of wider ones torch adds to several at once
+where there are several threads."""
 BLOCK_BYTES = 4 * 2**20
 """Gradients of looked-up rows that are there at once."""
 
