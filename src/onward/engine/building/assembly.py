@@ -163,8 +163,8 @@ def assemble(
     assert graph.loss_names is not None
     distributed, precision = parameters.distributed, Precision.of(parameters.mixed_precision)
     watched = watched_names(parameters.tensorboard, graph)
-    compilation, told = _compilation(parameters, graph, mesh, notify, specs)
     dimensions = known_dimensions(parameters.training, graph, specs)
+    compilation, told = _compilation(parameters, graph, mesh, notify, dimensions)
     planned = _planned(graph, plan, mesh, watched.values, compilation is not None, dimensions)
     stages, own = planned.stages, planned.own
     networks = [network_of(one, parameters, mesh, compilation=compilation) for one in own.values()]
@@ -263,7 +263,7 @@ def _compilation(
     graph: TrainingGraph,
     mesh: Mesh,
     notify: Callable[[str], None],
-    specs: Mapping[str, FeatureSpec],
+    dimensions: Mapping[str, int],
 ) -> tuple[Compilation | None, list[str]]:
     """What compiles segments, where they are to be compiled, and notes on it."""
     wanted, recorded = parameters.speed.compile, parameters.speed.cuda_graphs
@@ -273,7 +273,6 @@ def _compilation(
             "it out, or train on a GPU."
         )
     training = parameters.training
-    dimensions = known_dimensions(training, graph, specs)
     missing = None if wanted is False else missing_anywhere(mesh)
     choice = choose(wanted, graph, mesh.device, dimensions, training.known_steps or 0, missing, traced_costs)
     notes = [] if choice.note is None else [choice.note]

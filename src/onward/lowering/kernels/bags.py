@@ -66,8 +66,9 @@ def _add_rows(shape: torch.Size, positions: Tensor, gradient: Tensor, bag: Tenso
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return table.index_add(0, positions.reshape(-1), _rows(positions, gradient, bag))
     each = max(1, positions[:1].numel() * shape[1] * gradient.element_size())
-    for start in range(0, len(positions), max(1, BLOCK_BYTES // each)):
-        part = slice(start, start + max(1, BLOCK_BYTES // each))
+    count = max(1, BLOCK_BYTES // each)
+    for start in range(0, len(positions), count):
+        part = slice(start, start + count)
         rows = _rows(positions[part], gradient[part], None) if bag is None else _rows(positions, gradient, bag[part])
         table.index_add_(0, positions[part].reshape(-1), rows)
     return table
