@@ -15,8 +15,8 @@ from torch import Tensor
 
 from onward.lowering.kernels import average_pooling, max_pooling
 from onward.lowering.kernels.attention import attend
-from onward.lowering.kernels.bags import sum_bags
 from onward.lowering.kernels.bounds import clamp
+from onward.lowering.kernels.embeddings import sum_bags
 from onward.lowering.kernels.joint_casts import cast_together
 from onward.lowering.kernels.short_rows import log_softmax, softmax
 from onward.lowering.kernels.thin_products import multiply_thin
@@ -148,9 +148,9 @@ EXAMPLES: Mapping[str, tuple[str, Example]] = {
     "maxima of windows": ("kernels.max_pooling._MaxPool", Example(
         lambda x: max_pooling.pool_max(x, WINDOWS, False), lambda x: F.max_pool2d(x, *WINDOWS),
         [(2, 2, 5, 6)], second=True, rows=(0,))),
-    "sums of bags": ("kernels.bags._Bags", Example(
+    "sums of bags": ("kernels.embeddings._Bags", Example(
         lambda x: sum_bags(x, BAGS, None, "sum") if is_plain(x) else _sums(x), _sums, [(6, 5)], second=True)),
-    "means of bags of several sizes": ("kernels.bags._Bags", Example(
+    "means of bags of several sizes": ("kernels.embeddings._Bags", Example(
         lambda x: sum_bags(x, BAGS.flatten(), BOUNDS, "mean") if is_plain(x) else _means(x), _means,
         [(6, 5)], second=True)),
     "means of windows": ("kernels.average_pooling._AveragePool", Example(

@@ -22,7 +22,7 @@ from onward.lowering.module import OnnxModule
 from onward.report.node_times import ACCUMULATION, TABLE_COLUMNS, NodeTime, ProfileReport
 from onward.report.profiler import NodeProfiler
 
-WIDTH = 768
+WIDTH = 1536
 """Of the dominating matrix product, whose time is then far above what profiling one call costs."""
 
 
@@ -43,7 +43,7 @@ def _load(tmp_path: Path, nodes: list[onnx.NodeProto], weights: list[TensorProto
 
 @pytest.fixture
 def net(tmp_path: Path) -> OnnxModule:
-    """x [32, 768] -> small product -> large product with the power of all -> mean; one node of shape arithmetic."""
+    """x [32, 1536] -> small product -> large product with the power of all -> mean; one node of shape arithmetic."""
     nodes = [
         helper.make_node("MatMul", ["x", "w_large"], ["a"], name="block.0/large"),
         helper.make_node("Relu", ["a"], ["b"], name="block.0/relu"),
@@ -132,8 +132,8 @@ def _forward_seconds(net: OnnxModule, folder: Path) -> tuple[float, float]:
 
 
 def test_forward_and_backward_land_on_the_node_that_dominates(net: OnnxModule, tmp_path: Path) -> None:
-    """`block.0/large` has 192 times the multiplications of all other nodes; x needs no gradient, its weight does."""
-    report = _train(net, NodeProfiler(3, 7, tmp_path), 7, torch.randn(8192, WIDTH))
+    """`block.0/large` has 384 times the multiplications of all other nodes; x needs no gradient, its weight does."""
+    report = _train(net, NodeProfiler(3, 7, tmp_path), 7, torch.randn(2048, WIDTH))
     times, large = report.times, _by_name(report)["block.0/large"]
     assert times.nodes[0] is large
     assert large.forward_seconds > 0.5 * times.forward_seconds

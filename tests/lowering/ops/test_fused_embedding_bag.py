@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from onward.artifacts.training_graph import write_training_graph
 from onward.graph.losses.spec import LossSpec
 from onward.graph.training_graph import make_training_graph
-from onward.lowering.kernels import bags as bags_module
+from onward.lowering.kernels import embeddings
 from onward.lowering.module import OnnxModule
 from onward.lowering.ops import fused_embedding_bag
 from tests.artifacts.plain_runtime import autograd_gradients, call, largest_error, open_session
@@ -94,7 +94,7 @@ def test_gradients_of_narrow_tables_need_no_sorted_indices(bags: str, width: int
 def test_many_rows_are_added_a_block_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     table, found = nn.Parameter(torch.randn(10, 4)), []
     for block_bytes in (1, 2 * 16, 2**20):
-        monkeypatch.setattr(bags_module, "BLOCK_BYTES", block_bytes)
+        monkeypatch.setattr(embeddings, "BLOCK_BYTES", block_bytes)
         for bounds in BOUNDS.values():
             indices = INDICES if bounds is not None else INDICES.reshape(2, 5)
             total = fused_embedding_bag.embedding_bag(table, indices, bounds, mode="mean").square().sum()

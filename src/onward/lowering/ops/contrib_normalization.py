@@ -13,6 +13,7 @@ from torch import Tensor
 
 from onward.graph.nodes.structure import MICROSOFT
 from onward.lowering.kernels import large_means
+from onward.lowering.kernels.embeddings import look_up
 from onward.lowering.ops.normalization import layer_normalization, rms_normalization
 from onward.lowering.registry import lowers, takes_attributes_of
 
@@ -138,9 +139,9 @@ def embed_layer_normalization(
     """
     if position_ids is None:
         position_ids = torch.arange(input_ids.shape[1], device=input_ids.device).unsqueeze(0)
-    total = F.embedding(input_ids, word_embedding) + F.embedding(position_ids, position_embedding)
+    total = look_up(word_embedding, input_ids) + look_up(position_embedding, position_ids)
     if segment_ids is not None and segment_embedding is not None:
-        total = total + F.embedding(segment_ids, segment_embedding)
+        total = total + look_up(segment_embedding, segment_ids)
     (Y,) = layer_normalization(total, gamma, beta, epsilon=epsilon, output_count=1)
     if mask is None:
         lengths = torch.zeros(input_ids.shape[0], dtype=torch.int32, device=input_ids.device)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onward.graph.fusion.rewriting import DOMAIN
-from onward.lowering.kernels.bags import adds_in_order, sum_bags
+from onward.lowering.kernels.embeddings import adds_in_order, look_up, sum_bags
 from onward.lowering.ops.indexing import wrap_positions
 from onward.lowering.passes import is_traced
 from onward.lowering.registry import lowers
@@ -43,7 +43,7 @@ def embedding_bag(
             per_sample_weights=per_sample_weights,
             include_last_offset=bounds is not None,
         )
-    rows = F.embedding(positions, weight)
+    rows = look_up(weight, positions)
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.unsqueeze(-1)
     if bounds is None:

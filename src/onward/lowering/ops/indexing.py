@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch._C import _len_torch_dispatch_stack
 
+from onward.lowering.kernels.embeddings import look_up, select
 from onward.lowering.kernels.host import HostValue
 from onward.lowering.kernels.host import flatten as numbers_of
 from onward.lowering.ops.movement import move_bits, normalize_axis
@@ -49,11 +49,6 @@ def _are_counted_from_the_start(positions: Tensor) -> bool:
     return is_plain(positions) and (not positions.numel() or int(positions.min()) >= 0)
 
 
-MOST_WIDTH = 32
-"""Of rows whose gradients a CPU adds faster in the order of their positions: torch's embedding looks through all
-positions for every row, and takes 1.4 to 6 times as long on one thread, 1 to 10 times on two."""
-
-
 @lowers("Gather", either=("indices",))
 def gather(data: Tensor, indices: Tensor | int | tuple[Any, ...], *, axis: int = 0) -> Tensor:
     """https://onnx.ai/onnx/operators/onnx__Gather.html; a known single position is a view, and so are windows.
@@ -68,11 +63,11 @@ def gather(data: Tensor, indices: Tensor | int | tuple[Any, ...], *, axis: int =
             return _windows(data, axis, *indices)
         indices = torch.tensor(indices, dtype=torch.int64, device=data.device)
     positions = wrap_positions(indices, data.shape[axis])
-    if axis == 0 and data.dim() == 2 and data.is_floating_point() and (data.is_cuda or data.shape[1] > MOST_WIDTH):
-        return F.embedding(positions, data)
+    if axis == 0 and data.dim() == 2 and data.is_floating_point():
+        return look_up(data, positions)
     if positions.dim() == 1:
-        return data.index_select(axis, positions)
-    picked = data.index_select(axis, positions.reshape(-1))
+        return select(data, axis, positions)
+    picked = select(data, axis, positions.reshape(-1))
     return picked.reshape((*data.shape[:axis], *positions.shape, *data.shape[axis + 1 :]))
 
 
@@ -133,7 +128,7 @@ def gather_nd(data: Tensor, indices: Tensor, *, batch_dims: int = 0) -> Tensor:
     sizes, rest = data.shape[: len(coordinates)], data.shape[len(coordinates) :]
     rows = flat_positions(coordinates, sizes).expand(indices.shape[:-1])
     # Not data[coordinates], whose gradient on a CPU is summed up in another order each time.
-    picked = data.reshape(math.prod(sizes), *rest).index_select(0, rows.reshape(-1))
+    picked = select(data.reshape(math.prod(sizes), *rest), 0, rows.reshape(-1))
     return picked.reshape(*rows.shape, *rest)
 
 
