@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from onward.engine.network.compilation_choice import joins
+from onward.engine.network.compilation_choice import gains_from_compiling
 from onward.errors import ParametersError
 from onward.lowering.building.equal_segments import signature_of, structure_of
 from onward.lowering.building.segments import SegmentedProgram
@@ -79,7 +79,7 @@ class Compilation:
         nodes = [node for node in program.code.graph.nodes if node.op == "call_function"]
         if not nodes or any(node.kwargs.get(group) for node in nodes for group in _GROUPS):
             return program
-        if not self.cuda_graphs and not joins(program, device):
+        if not self.cuda_graphs and not gains_from_compiling(program, device):
             return program
         return replace(
             program, run=_SharedCode(self, program.code, any(_keeps_statistics(node.target) for node in nodes))
@@ -131,7 +131,7 @@ def options_for_cpus() -> dict[str, Any]:
     """
     from torch._inductor import config  # takes a second to import
 
-    from onward.engine.network.graph_passes import InOrder
+    from onward.engine.network.graph_passes import PassSequence
     from onward.engine.network.native_tanh import NativeTanh
     from onward.engine.network.ordered_sums import OrderedSums
     from onward.engine.network.recomputed_masks import RecomputedMasks
@@ -139,7 +139,7 @@ def options_for_cpus() -> dict[str, Any]:
     options: dict[str, Any] = {
         "cpp_wrapper": True,
         "joint_custom_post_pass": RecomputedMasks(),
-        "post_grad_custom_post_pass": InOrder(OrderedSums(), NativeTanh()),
+        "post_grad_custom_post_pass": PassSequence(OrderedSums(), NativeTanh()),
         # Backward passes of convolutions would lay images out in the order of their weights' axes, copying all of them.
         "force_layout_optimization": True,
     }

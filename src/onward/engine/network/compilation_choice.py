@@ -183,7 +183,7 @@ def missing_here(device: torch.device) -> str | None:
     )
 
 
-def joins(program: Program, device: torch.device) -> bool:
+def gains_from_compiling(program: Program, device: torch.device) -> bool:
     """Whether compiling a program can gain anything: two of its nodes, or the parts of one, may become one kernel.
 
     On a CPU the cross entropy of the last layer goes through the logits in blocks that fit the cache if it is not

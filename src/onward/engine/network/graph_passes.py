@@ -16,7 +16,7 @@ class GraphPass(CustomGraphPass):
         return get_hash_for_files((inspect.getfile(type(self)),))
 
 
-class InOrder(CustomGraphPass):
+class PassSequence(CustomGraphPass):
     """Several passes, one after the other."""
 
     def __init__(self, *passes: GraphPass) -> None:

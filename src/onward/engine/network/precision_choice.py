@@ -18,7 +18,7 @@ from onward.parallel.agreement import gather_numbers
 from onward.parallel.launch.process import Mesh
 from onward.parameters import MixedPrecision, Parameters
 
-WORTH_IT = 1.25
+LEAST_SPEEDUP = 1.25
 """So many times as fast must matmuls be: casts of weights and activations take time as well."""
 _SECONDS = 0.2
 """For the matmuls of each type."""
@@ -95,11 +95,11 @@ def _choose(kind: str, computes_in_bf16: bool | None) -> tuple[bool, str]:
         return is_low, f"{_FIELD}: {_words(is_low)}, {why}."
     device = torch.device("cpu")
     exact, low = (matmul_rate(device, dtype, _SECONDS) for dtype in (torch.float32, torch.bfloat16))
-    is_low = low >= WORTH_IT * exact
+    is_low = low >= LEAST_SPEEDUP * exact
     return is_low, (
         f"{_FIELD}: {_words(is_low)}, since matmuls reach {format_operations(low)}/s in bf16 and "
         f"{format_operations(exact)}/s in fp32 on this CPU, {low / exact:.2f} times; bf16 is chosen from "
-        f"{WORTH_IT:g} on."
+        f"{LEAST_SPEEDUP:g} on."
     )
 
 

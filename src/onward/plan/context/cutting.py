@@ -17,6 +17,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onward.errors import ParametersError
+from onward.graph.fusion.cross_entropy import FUSED_LOSS
 from onward.graph.nodes.provenance import module_scope
 from onward.graph.nodes.structure import label
 from onward.graph.operators import Fact, has_fact
@@ -260,7 +261,7 @@ class _Cutter:
         known = [axis for axis in axes if axis is not None]
         if any(axis.local_length(rank, self.size) == 0 for axis in known for rank in range(self.size)):
             raise CannotShardError(f"{label(node)}: a rank would have nothing")
-        merges = node.op_type in SCALING or node.op_type == "LinearCrossEntropy"
+        merges = node.op_type in SCALING or node.op_type == FUSED_LOSS
         kinds = {axis.samples for axis in known}
         is_of_one = found.attention is not None or found.halo is not None
         if (len(kinds) > 1 and not merges) or (is_of_one and kinds != {"none"}):

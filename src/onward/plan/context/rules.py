@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from onward.graph.fusion.cross_entropy import FUSED_LOSS
 from onward.graph.fusion.rewriting import DOMAIN as FUSED
 from onward.plan.context.convolutions import Halo, halo_of
 from onward.plan.context.ranges import TokenCut, chunk_size
@@ -154,7 +155,7 @@ def _attention(context: NodeContext, inputs: Cuts, outputs: Cuts, size: int) -> 
 
 def _cross_entropy(context: NodeContext, inputs: Cuts, outputs: Cuts, size: int) -> CutNode:
     """The loss of a rank's own tokens; the classes are not cut."""
-    is_fused = context.node.op_type == "LinearCrossEntropy"
+    is_fused = context.node.op_type == FUSED_LOSS
     labels, weights = (2, 5) if is_fused else (1, 2)
     reduction = context.attribute("reduction", "mean")
     if set(inputs) - {0, 3, 4, labels} or (len(context.outputs()) > 1 and not is_fused):
@@ -252,7 +253,7 @@ OwnRule = Callable[[NodeContext, Cuts, Cuts, int], CutNode]
 
 _RULES: Mapping[tuple[str, str], OwnRule] = {
     (FUSED, "Attention"): _attention,
-    (FUSED, "LinearCrossEntropy"): _cross_entropy,
+    (FUSED, FUSED_LOSS): _cross_entropy,
     ("", "SoftmaxCrossEntropyLoss"): _cross_entropy,
     ("", "Slice"): _slice,
     ("", "Reshape"): _reshape,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from onward.graph.fusion.cross_entropy import FUSED_LOSS
 from onward.graph.fusion.rewriting import DOMAIN
 from onward.plan.horizontal.cuts import (
     Assignment,
@@ -64,7 +65,7 @@ def mask_rows(context: NodeContext, inputs: Known, outputs: Known) -> Assignment
     return follow(links, context, inputs, outputs)
 
 
-@rule("LinearCrossEntropy", domains=(DOMAIN,))
+@rule(FUSED_LOSS, domains=(DOMAIN,))
 def linear_cross_entropy(context: NodeContext, inputs: Known, outputs: Known) -> Assignment:
     """The classes: the loss is taken of each rank's own scores, which the graph still has."""
     axes = {1: 0 if context.attribute("rows_are_classes", 1) else 1, 3: 1, 6: 0}
