@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
-from torch import Tensor, fx
-from torch._functorch.aot_autograd import aot_function
-from torch._inductor.decomposition import select_decomp_table
+from torch import Tensor
 
 from onward.engine.network.recomputed_masks import RecomputedMasks
+from tests.engine.network.partitions import run_cut
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": lambda x: F.relu(x + 1) * 2,
@@ -24,39 +21,14 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def run(function: Callable[[Tensor], Tensor], is_marked: bool) -> tuple[Tensor, Tensor, list[torch.dtype]]:
-    """Result, gradient, and the types of what the forward pass hands to the backward pass."""
-    handed = list[torch.dtype]()
-
-    def partition(joint: fx.GraphModule, inputs: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
-        if is_marked:
-            RecomputedMasks()(joint.graph)
-        found = min_cut_rematerialization_partition(joint, inputs, **options)
-        (output,) = (node for node in found[0].graph.nodes if node.op == "output")
-        handed.extend(node.meta["val"].dtype for node in output.args[0][1:])
-        return found
-
-    def keep(code: fx.GraphModule, _: Any) -> Callable[..., Any]:
-        return make_boxed_func(code.forward)  # type: ignore[no-any-return]
-
-    compiled = aot_function(
-        function, fw_compiler=keep, bw_compiler=keep, partition_fn=partition, decompositions=select_decomp_table()
-    )
-    x = torch.linspace(-3, 3, 40).view(4, 10).requires_grad_()
-    torch.manual_seed(0)
-    result = compiled(x)
-    (gradient,) = torch.autograd.grad(result.sum(), x)
-    return result.detach(), gradient, handed
-
-
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_no_mask_is_handed_over(name: str) -> None:
-    result, gradient, handed = run(FUNCTIONS[name], is_marked=True)
-    before, gradient_before, handed_before = run(FUNCTIONS[name], is_marked=False)
-    assert torch.bool in handed_before  # what would be written element by element
-    assert torch.bool not in handed
-    assert torch.equal(result, before)
-    assert torch.equal(gradient, gradient_before)
+    x = torch.linspace(-3, 3, 40).view(4, 10).requires_grad_()
+    marked, before = run_cut(FUNCTIONS[name], [x], RecomputedMasks()), run_cut(FUNCTIONS[name], [x])
+    assert torch.bool in {one.dtype for one in before.handed}  # what would be written element by element
+    assert torch.bool not in {one.dtype for one in marked.handed}
+    assert torch.equal(marked.result, before.result)
+    assert torch.equal(marked.gradients[0], before.gradients[0])
 
 
 def test_a_changed_pass_is_another_one_to_torchs_cache() -> None:
