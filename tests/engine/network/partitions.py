@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
-from torch._functorch.aot_autograd import aot_function, make_boxed_func
+from torch._functorch._aot_autograd.utils import make_boxed_func
+from torch._functorch.aot_autograd import aot_function
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
 
