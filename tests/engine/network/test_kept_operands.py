@@ -37,6 +37,9 @@ EXAMPLES = {
     "behind views": Example(lambda x, w: x.sin().transpose(0, 1).reshape(-1, 4) @ w, ((7, 8), (4, 3)), True),
     "a narrow convolution": Example(lambda x, w: F.conv2d(x.sin(), w), ((2, 3, 8, 8), (4, 3, 3, 3)), True),
     "a wide convolution": Example(lambda x, w: F.conv2d(x.sin(), w), ((2, 3, 8, 8), (64, 3, 3, 3)), False),
+    "a depthwise convolution": Example(
+        lambda x, w: F.conv2d(x.sin(), w, groups=3), ((2, 3, 8, 8), (3, 1, 3, 3)), False
+    ),
     "a frozen weight": Example(lambda x, w: x.sin() @ w, ((7, 8), (8, 3)), False, trains_weight=False),
 }
 

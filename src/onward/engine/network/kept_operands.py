@@ -5,6 +5,7 @@ Recomputing the inputs of wide ones adds little to their time; to that of narrow
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -66,7 +67,12 @@ def _operands(product: fx.Node) -> Iterator[fx.Node]:
 
 
 def _multiplications(product: fx.Node) -> float:
-    """As torch counts them for a product of such shapes."""
+    """As torch counts them for a product of such shapes; infinite for depthwise convolutions.
+
+    Those take far longer than their multiplications: MobileNet V2 gained nothing by keeping what they read.
+    """
+    if product.target is _ATEN.convolution.default and product.args[1].meta["val"].shape[1] == 1:  # type: ignore[union-attr]
+        return math.inf
     arguments, options = fx.map_arg((product.args, product.kwargs), lambda node: node.meta.get("val"))
     count = flop_registry[product.target.overloadpacket](*arguments, **options, out_val=product.meta.get("val"))  # type: ignore[union-attr]
     return float(count) / 2
