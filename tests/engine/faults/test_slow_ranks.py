@@ -132,7 +132,8 @@ LAYOUTS = [
 @pytest.mark.parametrize("where", ["computing", "data"])
 def test_the_slow_rank_is_named_in_every_layout(where: str, layout: Layout, tmp_path: Path) -> None:
     sections = exchanges.sections_of(tmp_path, layout, 6)
-    sections["distributed"] |= {"slow_rank_period": 2, "slow_rank_ratio": 2.0}
+    # Of 10 to 30 on an idle machine; on a busy one another rank may take twice as long as its peer.
+    sections["distributed"] |= {"slow_rank_period": 2, "slow_rank_ratio": 4.0}
     (said, *_) = call_on_ranks(layout.world_size, trained, sections, layout, exchanges.data_of(6), 1, where)
     assert len(said) == 1, said
     assert said[0].startswith("rank 1 ("), said
