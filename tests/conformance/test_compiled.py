@@ -38,6 +38,7 @@ REFUSED = {
 CPU = torch.device("cpu")
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:.torch._prims_common.check. is deprecated:FutureWarning"),  # of Det, in torch
     pytest.mark.usefixtures("two_threads"),
     pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for CPUs with g++"),
 ]
