@@ -73,13 +73,15 @@ def losses(
 def test_losses_stay_near_those_without(model: Path, mixed: dict[str, Any]) -> None:
     """Learning from 3.9 to below 3: 2 % apart on average, although no two losses are the same.
 
-    Of the last ones, where each update changes most, one is up to 6 % apart: how far depends on single roundings.
+    In the first half none is more than 3 % apart; of the last ones, where each update changes most, one may be 6 %:
+    how far depends on single roundings.
     """
     plain, _ = losses(model, precision=mixed)
     small, messages = losses(model, precision={**mixed, "float8": True})
     assert small != plain
     assert plain[-1] < 3.0 < plain[0]
     apart = [abs(one / other - 1) for one, other in zip(small, plain, strict=True)]
+    assert max(apart[: STEPS // 2]) < 0.03
     assert max(apart) < 0.1
     assert sum(apart) / STEPS < 0.02
     (note,) = [text for text in messages if text.startswith("mixed_precision.float8: matmuls")]

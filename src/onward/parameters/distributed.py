@@ -188,7 +188,8 @@ class Recompute:
             chooses by itself which segments to recompute. Absent: the two flags decide.
         cheap_activations: recompute inputs of linear layers that are cheap to compute (norms, GELU, Swish, SwiGLU)
             instead of keeping them for the gradients of the layers' weights; on a CPU also what follows a batch
-            normalization. Compiled code does both on every device. Formerly `cheap_inputs`, which is deprecated.
+            normalization. Compiled code does both on every device, on a CPU where they are not narrow. Formerly
+            `cheap_inputs`, which is deprecated.
     """
 
     __pydantic_config__ = STRICT

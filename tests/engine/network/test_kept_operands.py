@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onward.engine.network.kept_operands import LEAST_PRODUCTS, KeptOperands
+from onward.engine.network.kept_operands import LEAST_MULTIPLICATIONS, KeptOperands
 from tests.engine.network.partitions import run_cut
 
 
@@ -30,10 +30,10 @@ def _twice(x: Tensor, w: Tensor) -> Tensor:
 
 
 EXAMPLES = {
-    "a narrow layer": Example(lambda x, w: x.sin() @ w, ((7, 8), (8, LEAST_PRODUCTS - 1)), True),
-    "a wide layer": Example(lambda x, w: x.sin() @ w, ((7, 8), (8, LEAST_PRODUCTS)), False),
-    "two layers, wide together": Example(_twice, ((7, 8), (8, LEAST_PRODUCTS // 2)), False),
-    "two narrow layers": Example(_twice, ((7, 8), (8, LEAST_PRODUCTS // 2 - 1)), True),
+    "a narrow layer": Example(lambda x, w: x.sin() @ w, ((7, 8), (8, LEAST_MULTIPLICATIONS - 1)), True),
+    "a wide layer": Example(lambda x, w: x.sin() @ w, ((7, 8), (8, LEAST_MULTIPLICATIONS)), False),
+    "two layers, wide together": Example(_twice, ((7, 8), (8, LEAST_MULTIPLICATIONS // 2)), False),
+    "two narrow layers": Example(_twice, ((7, 8), (8, LEAST_MULTIPLICATIONS // 2 - 1)), True),
     "behind views": Example(lambda x, w: x.sin().transpose(0, 1).reshape(-1, 4) @ w, ((7, 8), (4, 3)), True),
     "a narrow convolution": Example(lambda x, w: F.conv2d(x.sin(), w), ((2, 3, 8, 8), (4, 3, 3, 3)), True),
     "a wide convolution": Example(lambda x, w: F.conv2d(x.sin(), w), ((2, 3, 8, 8), (64, 3, 3, 3)), False),

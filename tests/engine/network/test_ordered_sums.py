@@ -89,8 +89,10 @@ def test_compiled_for_two_threads_they_are_right_and_the_same_each_time() -> Non
 
     compiled = torch.compile(every, dynamic=False, options=options_for(CPU))
     found, codes = run_and_get_code(run, compiled)
-    # Of a sum of as many numbers of about 1, each partial sum is rounded; processors add them in different orders.
-    torch.testing.assert_close(found, run(every), rtol=1e-5, atol=TERMS * 2**-24)
+    # The gradient of the value that all rows read is one long sum, whose rounding depends on the processor's vectors.
+    long_sum = len(ADDITIONS) + 2 * list(ADDITIONS).index("rows, one for all") + 1
+    for place, (one, expected) in enumerate(zip(found, run(every), strict=True)):
+        torch.testing.assert_close(one, expected, rtol=1e-5, atol=TERMS * 2**-24 if place == long_sum else 1e-5)
     assert "scatter_reduce" in "".join(codes), "not what one thread computes"
     assert "atomic_add" not in "".join(codes)
     for _ in range(10):

@@ -48,6 +48,9 @@ _FLOAT6 = [ir.DataType[name] for name in ("FLOAT6E2M3", "FLOAT6E3M2") if name in
 
 TORCH_DTYPE |= dict.fromkeys(_FLOAT6, torch.float8_e4m3fn)
 
+LOW_PRECISION = (torch.float16, torch.bfloat16)
+"""Types whose sums are computed in float32."""
+
 SMALL_FLOATS = frozenset({ir.DataType.FLOAT4E2M1, *_FLOAT6})
 """Floats of fewer than 8 bits, held unpacked in float8_e4m3fn."""
 
@@ -125,6 +128,11 @@ def tensor_from_array(array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array)
     dtype = _ML_DTYPES[array.dtype.name]
     return torch.from_numpy(array.view(_BIT_VIEW[dtype])).view(dtype)
+
+
+def wide_type(dtype: torch.dtype) -> torch.dtype:
+    """float32 for types of low precision, else the type itself."""
+    return torch.float32 if dtype in LOW_PRECISION else dtype
 
 
 def is_trainable(data_type: ir.DataType | None) -> bool:

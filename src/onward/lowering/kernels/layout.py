@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
+from onward.lowering.kernels.dtypes import LOW_PRECISION
 from onward.lowering.kernels.rematerialize import of, saved_tensor_hook, to_memory_format
 from onward.lowering.passes import is_plain
 
@@ -24,7 +25,6 @@ MOST_SMALL_PIXELS, MOST_SMALL_CHANNELS = 64, 4
 converted ones. With 8 to 16 channels two convolutions alone gain by staying, but networks lose: batch
 normalizations, kernels of one pixel and concatenations are faster with the channels last (1.15 to 1.24 of the time
 if the images stay)."""
-_LOW_PRECISION = (torch.float16, torch.bfloat16)
 
 
 def convolve_images(
@@ -140,7 +140,7 @@ def _helps(X: Tensor) -> bool:
 def _is_low_on_gpu(X: Tensor) -> bool:
     if not X.is_cuda:
         return False
-    return X.dtype in _LOW_PRECISION or (X.dtype == torch.float32 and torch.is_autocast_enabled("cuda"))
+    return X.dtype in LOW_PRECISION or (X.dtype == torch.float32 and torch.is_autocast_enabled("cuda"))
 
 
 def with_gradient_alike(Y: Tensor) -> Tensor:

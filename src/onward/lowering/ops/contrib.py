@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onward.graph.nodes.structure import MICROSOFT
+from onward.lowering.kernels.dtypes import wide_type
 from onward.lowering.ops.convolution import conv
 from onward.lowering.ops.linear import gemm, matmul
 from onward.lowering.ops.random import dropout
@@ -213,7 +214,7 @@ def bias_dropout(
 @lowers("Inverse", domain=MICROSOFT)
 def inverse(X: Tensor) -> Tensor:
     """The inverses of the matrices in the last two axes."""
-    wide = X.to(torch.float32) if X.dtype in (torch.float16, torch.bfloat16) else X
+    wide = X.to(wide_type(X.dtype))
     inverses: Tensor = torch.linalg.inv(wide)
     return inverses.to(X.dtype)
 

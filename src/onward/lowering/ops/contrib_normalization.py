@@ -13,6 +13,7 @@ from torch import Tensor
 
 from onward.graph.nodes.structure import MICROSOFT
 from onward.lowering.kernels import large_means
+from onward.lowering.kernels.dtypes import wide_type
 from onward.lowering.kernels.embeddings import look_up
 from onward.lowering.ops.normalization import layer_normalization, rms_normalization
 from onward.lowering.registry import lowers, takes_attributes_of
@@ -70,7 +71,7 @@ def simplified_layer_normalization(
     Y = rms_normalization(X, scale, axis=axis, epsilon=epsilon, stash_type=stash_type)
     if output_count == 1:
         return (Y,)
-    wide = X.to(torch.float32) if X.dtype in (torch.float16, torch.bfloat16) else X
+    wide = X.to(wide_type(X.dtype))
     axes = tuple(range(axis % X.dim(), X.dim()))
     return Y, (wide.square().mean(dim=axes, keepdim=True) + epsilon).rsqrt()
 

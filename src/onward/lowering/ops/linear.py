@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onward.lowering.kernels.dtypes import wide_type
 from onward.lowering.kernels.matmuls import faster_linear
 from onward.lowering.kernels.thin_products import multiply_thin
 from onward.lowering.registry import lowers, takes_attributes_of
@@ -81,6 +82,6 @@ def einsum(*Inputs: Tensor, equation: str) -> Tensor:
 @lowers("Det", since=11)
 def det(X: Tensor) -> Tensor:
     """https://onnx.ai/onnx/operators/onnx__Det.html; half floats are computed in float32."""
-    wide = X.float() if X.dtype in (torch.float16, torch.bfloat16) else X
+    wide = X.to(wide_type(X.dtype))
     result: Tensor = torch.linalg.det(wide)
     return result.to(X.dtype)

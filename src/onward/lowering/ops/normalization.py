@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onward.lowering.kernels.dtypes import torch_dtype
+from onward.lowering.kernels.dtypes import LOW_PRECISION, torch_dtype, wide_type
 from onward.lowering.kernels.large_means import group_norm, may_lose_digits, without_mean
 from onward.lowering.kernels.layout import with_gradient_alike
 from onward.lowering.kernels.rematerialize import is_worth_rematerializing, normalized
@@ -21,12 +21,6 @@ from onward.lowering.ops.fused import rms_norm
 from onward.lowering.passes import is_recomputing, is_traced
 from onward.lowering.process_groups import sum_over_group
 from onward.lowering.registry import lowers, takes_attributes_of
-
-_LOW_PRECISION = (torch.float16, torch.bfloat16)
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype in _LOW_PRECISION else dtype
 
 
 @lowers("BatchNormalization", since=14)
@@ -90,7 +84,7 @@ def _blend(running: Tensor, batch: Tensor, momentum: float) -> Tensor:
 
 def _normalize_by_running(X: Tensor, scale: Tensor, B: Tensor, mean: Tensor, var: Tensor, epsilon: float) -> Tensor:
     x = X if X.dim() > 1 else X[:, None]
-    wide = _wide(x.dtype)
+    wide = wide_type(x.dtype)
     mean, var, scale, B = (t.to(wide) for t in (mean, var, scale, B))
     # torch's kernel has no gradient for statistics; inputs of the graph may want one.
     if mean.requires_grad or var.requires_grad:
@@ -122,7 +116,7 @@ def _normalize_by_batch(
     them, and refuses a single value per channel; then the same is written out.
     """
     x = X if X.dim() > 1 else X[:, None]
-    wide = _wide(x.dtype)
+    wide = wide_type(x.dtype)
     scale, B = scale.to(wide), B.to(wide)
     count = x.numel() // x.shape[1]
     if replica_group:
@@ -283,7 +277,7 @@ def rms_normalization(
     axes = _axes_from(axis, X.dim())
     shape = X.shape[axes[0] :]
     dtype = scale.dtype
-    if scale.shape == shape and dtype == X.dtype and (X.dtype not in _LOW_PRECISION or stash_type == 1):
+    if scale.shape == shape and dtype == X.dtype and (X.dtype not in LOW_PRECISION or stash_type == 1):
         return rms_norm(X, shape, scale, epsilon)
     stash = X.to(torch_dtype(stash_type, "stash_type"))
     normalized = stash * (stash.square().mean(dim=axes, keepdim=True) + epsilon).rsqrt()
@@ -348,7 +342,7 @@ def lp_normalization(input: Tensor, *, axis: int = -1, p: int = 2) -> Tensor:
 @lowers("MeanVarianceNormalization", since=9)
 def mean_variance_normalization(X: Tensor, *, axes: tuple[int, ...] = (0, 2, 3)) -> Tensor:
     """https://onnx.ai/onnx/operators/onnx__MeanVarianceNormalization.html; 1e-9 is added to the deviation."""
-    wide = X.to(_wide(X.dtype))
+    wide = X.to(wide_type(X.dtype))
     variance, mean = torch.var_mean(wide, dim=axes, correction=0, keepdim=True)
     # A constant region has deviation zero, whose root has no gradient; its result is zero.
     spread = torch.where(variance > 0, variance, 1).sqrt() * (variance > 0)

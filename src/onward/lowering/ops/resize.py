@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from onward.lowering.kernels.dtypes import wide_type
 from onward.lowering.registry import lowers
 
 _HALF_PIXEL = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel")
@@ -296,7 +297,7 @@ def _resize_axis(X: Tensor, axis: Axis, rules: ResizeRules) -> Tensor:
     columns = neighbors.to(torch.int64).clamp(0, axis.size - 1)
     matrix = torch.zeros((axis.target, axis.size), dtype=torch.float64, device=X.device)
     matrix = matrix.scatter_add(1, columns, weights)
-    wide = torch.float32 if X.dtype in (torch.float16, torch.bfloat16) else X.dtype
+    wide = wide_type(X.dtype)
     Y = torch.matmul(X.movedim(axis.axis, -1).to(wide), matrix.T.to(wide))
     return _extrapolate(Y.movedim(-1, axis.axis).to(X.dtype), axis, rules, places)
 

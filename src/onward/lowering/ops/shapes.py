@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from onward.lowering.kernels.dtypes import torch_dtype
+from onward.lowering.kernels.dtypes import torch_dtype, wide_type
 from onward.lowering.kernels.host import HostValue
 from onward.lowering.kernels.host import flatten as numbers_of
 from onward.lowering.ops.movement import move_bits
@@ -75,7 +75,7 @@ def range_(
     # torch.arange refuses a range that runs backwards; the standard says it is empty.
     if (last - first) * (1 if step > 0 else -1) <= 0:
         return torch.empty(0, dtype=dtype, device=device)
-    counted = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    counted = wide_type(dtype)
     return torch.arange(first, last, step, dtype=counted, device=device).to(dtype)
 
 
