@@ -72,7 +72,7 @@ def test_what_does_not_pass_is_reported_at_once(number: int, caplog: pytest.LogC
 
 @pytest.mark.parametrize("made", [None, DataError])
 def test_what_lasts_too_long_says_how_often_it_was_tried(made: type[Exception] | None) -> None:
-    with pytest.raises(made or OSError, match=r"it went wrong\.? \(tried \d+ times in 0 s\)"):
+    with pytest.raises(made or OSError, match=r"it went wrong\.? \(tried \d+ times in \d+ s\)"):
         persistently(fails(errno.EIO, 10**9, made), "reading x", Patience(0.05, 0.001, 0.01))
 
 
@@ -140,7 +140,7 @@ def test_a_checkpoint_that_is_given_up_says_how_often_it_was_tried(
 ) -> None:
     with faulty_storage(monkeypatch, Patience(0.05, 0.001, 0.01)) as storage:
         storage.fail("fsync", errno.EIO, 10**6, match="safetensors")
-        with pytest.raises(StorageError, match=r"Input/output error \(tried \d+ times in 0 s\)"):
+        with pytest.raises(StorageError, match=r"Input/output error \(tried \d+ times in \d+ s\)"):
             save(tmp_path / "c")
 
 
@@ -206,7 +206,7 @@ def test_a_shard_that_is_given_up_says_how_often_it_was_tried(tmp_path: Path, mo
     folder = shards(tmp_path / "d")
     with faulty_storage(monkeypatch, Patience(0.05, 0.001, 0.01)) as storage:
         storage.fail("read", errno.ESTALE, 10**6, match="part-1.pb")
-        with pytest.raises(DataError, match=r"part-1\.pb' cannot be read: .* \(tried \d+ times in 0 s\)"):
+        with pytest.raises(DataError, match=r"part-1\.pb' cannot be read: .* \(tried \d+ times in \d+ s\)"):
             values(folder)
 
 
