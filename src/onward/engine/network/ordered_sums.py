@@ -17,6 +17,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from onward.engine.network.graph_passes import GraphPass
+from onward.lowering.kernels.dtypes import wide_type
 
 _ADDITIONS = frozenset({torch.ops.aten.index_put, torch.ops.aten._unsafe_index_put})
 """What is left of the gradients of Gather, of Col2Im, and of Scatter with sums, after decomposition."""
@@ -85,5 +86,6 @@ def _added(axes: Sequence[int], written: Tensor, values: Tensor, *rest: Tensor) 
     rows = values.expand((*outer, *places.shape, *inner)).reshape((*outer, places.numel(), *inner))
     at = places.reshape((-1, *[1] * len(inner))).expand(rows.shape)
     flat = laid.reshape((*outer, math.prod(sizes), *inner))
-    summed = flat.scatter_reduce(before, at, rows, "sum").reshape(laid.shape)
+    wide = wide_type(flat.dtype)  # 16 bits would be rounded at every addition
+    summed = flat.to(wide).scatter_reduce(before, at, rows.to(wide), "sum").to(flat.dtype).reshape(laid.shape)
     return summed.permute([order.index(axis) for axis in range(written.dim())])

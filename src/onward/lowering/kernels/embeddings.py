@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onward.lowering.kernels.dtypes import LOW_PRECISION, wide_type
+from onward.lowering.kernels.wide_gradients import with_wide_gradient
 from onward.lowering.passes import is_plain
 
 MOST_WIDTH = 32
@@ -26,15 +27,24 @@ def look_up(table: Tensor, positions: Tensor) -> Tensor:
     """The rows of a table [N, E] at positions from 0 to N - 1 of any shape [...]: [..., E]."""
     # Compiled code adds in order and in float32 by itself.
     if table.is_cpu and not torch.compiler.is_compiling() and _is_added_in_order(table):
-        return table.index_select(0, positions.reshape(-1)).reshape(*positions.shape, table.shape[1])
+        flat = _counted_in_64_bits(table, positions.reshape(-1))
+        return table.index_select(0, flat).reshape(*positions.shape, table.shape[1])
     return F.embedding(positions, table)
 
 
 def select(data: Tensor, axis: int, positions: Tensor) -> Tensor:
     """`index_select` at positions [K] from 0 on."""
-    if data.dim() == 1 and data.dtype in LOW_PRECISION:  # the only sum that `index_add` does not make in float32
+    positions = _counted_in_64_bits(data, positions)
+    if data.dim() == 1 and data.dtype in LOW_PRECISION:  # a sum that `index_add` does not make in float32
         return data.unsqueeze(1).index_select(0, positions).squeeze(1)
-    return data.index_select(axis, positions)
+    if axis in (0, data.dim() - 1):
+        return data.index_select(axis, positions)
+    return with_wide_gradient(lambda tensor: tensor.index_select(axis, positions), data)
+
+
+def _counted_in_64_bits(table: Tensor, positions: Tensor) -> Tensor:
+    """Positions of 32 bits have `index_add` round 16 bits at every addition."""
+    return positions.to(torch.int64) if table.is_cpu and table.dtype in LOW_PRECISION else positions
 
 
 def _is_added_in_order(table: Tensor) -> bool:

@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
+from onward.lowering.kernels.dtypes import LOW_PRECISION
+from onward.lowering.kernels.wide_gradients import widened_to_compile
+
 LARGEST_RATIO = 2.0
 """Of a mean to its deviation: up to here the kernels lose less than they round."""
 
@@ -37,8 +40,11 @@ def without_mean(X: Tensor, mean: Tensor, inverse_deviation: Tensor) -> Tensor |
 def group_norm(X: Tensor, groups: int, scale: Tensor | None, bias: Tensor | None, epsilon: float) -> Tensor:
     """`torch.group_norm` of X [N, C, ...], with scale and bias [C]."""
     # F.group_norm would refuse a single value per group, which the standard allows.
+    if X.is_cpu and X.dtype in LOW_PRECISION:  # else torch rounds the statistics to 16 bits
+        scale, bias = (None if p is None else p.to(torch.float32) for p in (scale, bias))
     if not may_lose_digits(X):
-        return torch.group_norm(X, groups, scale, bias, epsilon)
+        wide = widened_to_compile(X)
+        return torch.group_norm(wide, groups, scale, bias, epsilon).to(X.dtype)
     X = X.contiguous(memory_format=torch.channels_last if X.dim() == 4 else torch.channels_last_3d)
     sizes = X.shape[0], X.shape[1], X.shape[2:].numel(), groups
     Y, mean, inverse = torch.native_group_norm(X, scale, bias, *sizes, epsilon)

@@ -12,8 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from onward.lowering.kernels.dtypes import wide_type
 from onward.lowering.kernels.layout import has_channels_last
 from onward.lowering.kernels.rematerialize import saved_tensor_hook
+from onward.lowering.kernels.wide_gradients import rounds_each
 from onward.lowering.passes import is_plain
 
 LEAST_BYTES = 2**19
@@ -31,7 +33,7 @@ def pool_max(X: Tensor, along: Sequence[Sequence[int]], ceiling: bool) -> Tensor
         if is_trained and X.is_cpu:
             pooled: Tensor = _pool(X, kernel, stride, padding, dilation, ceiling)[0]
             return pooled
-    elif is_trained and is_plain(X) and keeps_bytes(X.numel(), stride):
+    elif is_trained and is_plain(X) and (keeps_bytes(X.numel(), stride) or rounds_each(X)):
         result: Tensor = _MaxPool.apply(X, kernel, stride, padding, dilation, ceiling)  # type: ignore[no-untyped-call]
         return result
     with saved_tensor_hook(X):
@@ -83,14 +85,17 @@ def _gradient(
     dilation: list[int],
     ceiling: bool,
 ) -> Tensor:
-    layout = torch.channels_last if is_last else torch.contiguous_format
+    layout, dtype = torch.channels_last if is_last else torch.contiguous_format, gradient.dtype
+    if gradient.is_cpu and any(k > s for k, s in zip(kernel, stride, strict=True)):
+        gradient = gradient.to(wide_type(dtype))  # 16 bits would be rounded at every window that a number is in
     # torch's kernel converts it, too, and takes five times as long for it.
     gradient = gradient.contiguous(memory_format=layout)
     of_x = torch.empty(tuple(shape), dtype=gradient.dtype, device=gradient.device, memory_format=layout)
     first = _first_of_windows(of_x, behind, stride, padding)
     pool, along = torch.ops.aten.max_pool2d_with_indices_backward, (kernel, stride, padding, dilation, ceiling)
     if torch.is_grad_enabled():  # for second derivatives
-        return pool(gradient, of_x, *along, behind.to(torch.int64).add_(first))  # type: ignore[no-any-return]
+        differentiable: Tensor = pool(gradient, of_x, *along, behind.to(torch.int64).add_(first))
+        return differentiable.to(dtype)
     each = max(1, 8 * behind[:1].numel())
     count = max(1, PLACES_BYTES // each) if behind.is_cpu else max(1, len(behind))
     for start in range(0, len(behind), count):
@@ -98,7 +103,7 @@ def _gradient(
         places = behind[part].to(torch.int64).add_(first)
         # Of an image torch asks nothing but its shape here.
         pool.grad_input(gradient[part], of_x[part], *along, places, grad_input=of_x[part])
-    return of_x
+    return of_x.to(dtype)
 
 
 def _dtype_of_places(X: Tensor, kernel: Sequence[int], dilation: Sequence[int]) -> torch.dtype:

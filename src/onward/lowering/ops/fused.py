@@ -16,6 +16,7 @@ from torch import Tensor
 from onward.graph.fusion.rewriting import DOMAIN
 from onward.lowering.kernels import matmuls as products
 from onward.lowering.kernels.large_means import group_norm
+from onward.lowering.kernels.layer_norms import layer_norm
 from onward.lowering.ops.activation import gelu, swish
 from onward.lowering.passes import is_plain, only_first_derivative
 from onward.lowering.registry import lowers
@@ -55,7 +56,7 @@ def layer_normalization(
     """`(X - mean) / sqrt(variance + epsilon) * Scale + B` over the axes from `axis` on, which Scale and B have."""
     dtype = _widest(X, Scale, B)
     scale, bias = (None if p is None else p.to(dtype) for p in (Scale, B))
-    return F.layer_norm(X.to(dtype), X.shape[axis:], scale, bias, epsilon)
+    return layer_norm(X.to(dtype), X.shape[axis:], scale, bias, epsilon)
 
 
 @lowers("GroupNormalization", domain=DOMAIN)

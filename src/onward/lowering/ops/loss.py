@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from onward.lowering.kernels.dtypes import LOW_PRECISION, wide_type
 from onward.lowering.kernels.short_rows import log_softmax
 from onward.lowering.ops.indexing import gather
 from onward.lowering.registry import lowers
@@ -93,7 +94,7 @@ def _as_rows(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, torch.Size
 
 
 def _log_softmax(scores: Tensor) -> Tensor:
-    if scores.dtype in (torch.float16, torch.bfloat16):
+    if scores.dtype in LOW_PRECISION:
         return torch.log_softmax(scores, 1, dtype=torch.float32)
     return log_softmax(scores, 1)
 
@@ -112,12 +113,14 @@ def _likelihood_loss(
 
 def _loss_of_trained_weights(log_prob: Tensor, labels: Tensor, weights: Tensor, ignored: int, reduction: str) -> Tensor:
     """The same in steps that are differentiable in the class weights, which torch's own loss is not."""
-    counted = labels != ignored
-    share = torch.where(counted, gather(weights, torch.where(counted, labels, 0)), 0.0)
-    losses = share * F.nll_loss(log_prob, labels, ignore_index=ignored, reduction="none")
-    if reduction == "none":
-        return losses
-    return losses.sum() / share.sum() if reduction == "mean" else losses.sum()
+    counted, wide = labels != ignored, wide_type(log_prob.dtype)
+    share = torch.where(counted, gather(weights.to(wide), torch.where(counted, labels, 0)), 0.0)
+    losses = share * F.nll_loss(log_prob.to(wide), labels, ignore_index=ignored, reduction="none")
+    if reduction == "mean":
+        losses = losses.sum() / share.sum()
+    elif reduction == "sum":
+        losses = losses.sum()
+    return losses.to(log_prob.dtype)
 
 
 def check_loss_inputs(

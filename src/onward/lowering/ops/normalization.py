@@ -14,9 +14,11 @@ from torch import Tensor
 
 from onward.lowering.kernels.dtypes import LOW_PRECISION, torch_dtype, wide_type
 from onward.lowering.kernels.large_means import group_norm, may_lose_digits, without_mean
+from onward.lowering.kernels.layer_norms import layer_norm
 from onward.lowering.kernels.layout import with_gradient_alike
 from onward.lowering.kernels.rematerialize import is_worth_rematerializing, normalized
 from onward.lowering.kernels.single_images import canonicalize_strides, with_canonical_gradient
+from onward.lowering.kernels.wide_gradients import widened_to_compile
 from onward.lowering.ops.fused import rms_norm
 from onward.lowering.passes import is_recomputing, is_traced
 from onward.lowering.process_groups import sum_over_group
@@ -123,9 +125,9 @@ def _normalize_by_batch(
         mean, variance = _statistics_of_replicas(x.to(wide), replica_group)
         return _apply(x.to(wide), scale, B, mean, variance, epsilon).to(X.dtype).reshape(X.shape), mean, variance
     if count > 1 and not differentiable:
-        x = canonicalize_strides(x)
+        x = canonicalize_strides(widened_to_compile(x))
         Y, mean, variance = _normalize_by_kernel(x, scale, B, epsilon, X.dim() > 1 and is_worth_rematerializing(X))
-        Y = with_gradient_alike(_shaped(with_canonical_gradient(Y), X.shape))
+        Y = with_gradient_alike(_shaped(with_canonical_gradient(Y.to(X.dtype)), X.shape))
         return Y, mean, variance * ((count - 1) / count)
     x = x.to(wide)
     variance, mean = torch.var_mean(x, dim=[axis for axis in range(x.dim()) if axis != 1], correction=0)
@@ -266,7 +268,7 @@ def _layer_norm(X: Tensor, shape: Sequence[int], scale: Tensor | None, bias: Ten
         if parameter is not None:
             dtype = torch.promote_types(dtype, parameter.dtype)
     weight, offset = (None if p is None else p.to(dtype) for p in (scale, bias))
-    return F.layer_norm(X.to(dtype), shape, weight, offset, epsilon).to(X.dtype)
+    return layer_norm(X.to(dtype), shape, weight, offset, epsilon).to(X.dtype)
 
 
 @lowers("RMSNormalization", since=23)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from onward.lowering.kernels.host import HostValue
 from onward.lowering.kernels.host import flatten as numbers_of
+from onward.lowering.kernels.wide_gradients import with_wide_gradient
 from onward.lowering.ops.movement import normalize_axes
 from onward.lowering.passes import is_traced
 from onward.lowering.registry import lowers
@@ -65,11 +66,16 @@ def pad_axes(data: Tensor, pads: Sequence[int], axes: Sequence[int] | None, mode
         raise ValueError(f"mode {mode!r} is not known; expected constant, reflect, edge or wrap.")
     data = F.pad(data, [min(a, 0) for axis in reversed(range(rank)) for a in (before[axis], after[axis])])
     before, after = [max(amount, 0) for amount in before], [max(amount, 0) for amount in after]
+    return with_wide_gradient(lambda tensor: _pad_with_own(tensor, before, after, mode), data)
+
+
+def _pad_with_own(data: Tensor, before: Sequence[int], after: Sequence[int], mode: str) -> Tensor:
+    """Padding with what is within, by amounts of each axis."""
     # Of gradients with the channels last, torch's compiler expects other strides than these kernels give them.
     if _fits_torch(data, before, after, mode) and not (is_traced() or torch.compiler.is_compiling()):
-        pairs = [amount for axis in reversed(range(2, rank)) for amount in (before[axis], after[axis])]
+        pairs = [amount for axis in reversed(range(2, data.dim())) for amount in (before[axis], after[axis])]
         return F.pad(data, pairs, mode=_TORCH_MODE[mode])
-    for axis in range(rank):
+    for axis in range(data.dim()):
         if before[axis] or after[axis]:
             data = data.index_select(axis, _source_positions(data, axis, before[axis], after[axis], mode))
     return data

@@ -14,13 +14,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onward.lowering.kernels.average_pooling import pool_average
+from onward.lowering.kernels.dtypes import wide_type
 from onward.lowering.kernels.max_pooling import pool_max
 from onward.lowering.kernels.rematerialize import saved_tensor_hook
+from onward.lowering.kernels.wide_gradients import rounds_each, with_wide_gradient
 from onward.lowering.kernels.windows import Windows, check_length, lay_windows, pad_spatial, split_pads
 from onward.lowering.registry import lowers
 
 _MAX_POOL: dict[int, Any] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
-_AVERAGE_POOL: dict[int, Callable[..., Tensor]] = {1: F.avg_pool1d, 2: pool_average, 3: F.avg_pool3d}
+
+
+def _pool_average_3d(X: Tensor, *along: Any) -> Tensor:
+    """torch has no kernel of 16 bits for a CPU."""
+    return F.avg_pool3d(X.to(wide_type(X.dtype)), *along).to(X.dtype) if X.is_cpu else F.avg_pool3d(X, *along)
+
+
+_AVERAGE_POOL: dict[int, Callable[..., Tensor]] = {1: F.avg_pool1d, 2: pool_average, 3: _pool_average_3d}
 
 
 def _spatial(X: Tensor) -> Sequence[int]:
@@ -79,6 +88,9 @@ def _pool_max(
     its leading axes of the maxima over its last three.
     """
     n = X.dim() - 2
+    if n == 1 and not want_indices and rounds_each(X):
+        flat = tuple((neutral, *one) for neutral, one in zip((1, 1, 0, 1), along, strict=True))
+        return pool_max(X.unsqueeze(2), flat, ceiling).squeeze(2), None
     if n == 2 and not want_indices:
         return pool_max(X, along, ceiling), None
     if n <= 3:
@@ -142,8 +154,9 @@ def average_pool(
     half = all(2 * p <= k for p, k in zip(windows.begin, windows.kernel, strict=True))
     pool = _AVERAGE_POOL.get(len(spatial))
     if pool is not None and windows.symmetric and half and set(windows.dilation) == {1}:
+        along = windows.kernel, windows.stride, windows.begin, bool(ceil_mode), bool(count_include_pad)
         with saved_tensor_hook(X):
-            return pool(X, windows.kernel, windows.stride, windows.begin, bool(ceil_mode), bool(count_include_pad))
+            return with_wide_gradient(lambda tensor: pool(tensor, *along), X)
     return _sum_windows(X, windows) / _window_counts(X, windows, bool(count_include_pad))
 
 
@@ -158,6 +171,10 @@ def _is_global(windows: Windows, spatial: Sequence[int]) -> bool:
 
 def _sum_windows(X: Tensor, windows: Windows) -> Tensor:
     """The sum of each window, zero beyond the edges."""
+    return with_wide_gradient(lambda tensor: _sum_windows_of(tensor, windows), X)
+
+
+def _sum_windows_of(X: Tensor, windows: Windows) -> Tensor:
     pool = _AVERAGE_POOL.get(len(windows.kernel))
     padded = pad_spatial(X, windows.begin, windows.covering_end(X.shape[2:]))
     if pool is not None and set(windows.dilation) == {1}:

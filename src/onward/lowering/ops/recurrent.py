@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onward.lowering.kernels.cell_activations import Activation, name_activations, resolve_activations
+from onward.lowering.kernels.dtypes import wide_type
 from onward.lowering.kernels.scanning import is_scanned, scan_steps
 from onward.lowering.registry import lowers, takes_attributes_of
 
@@ -105,14 +106,22 @@ def _recur(
 def _loop(
     X: Tensor, states: States, lengths: Tensor | None, project: Callable[[Tensor], Tensor], step: Step, read: Read
 ) -> tuple[Tensor, States]:
-    """One direction, step by step; a sequence that has ended keeps its states and gives zeros."""
+    """One direction, step by step; a sequence that has ended keeps its states and gives zeros.
+
+    16 bits become float32: what every step adds to a weight's gradient would be rounded as often as there are steps.
+    """
+    dtype, wide = X.dtype, wide_type(X.dtype)
+    projected, states = project(X).to(wide), tuple(state.to(wide) for state in states)
+    read = tuple(None if tensor is None else tensor.to(wide) for tensor in read)
     if is_scanned(X.shape[0]):
-        return _scan(project(X), states, lengths, step, read)
-    outputs = []
-    for time, x in enumerate(project(X).unbind(0)):
-        output, states = _step_while_alive(x, states, time, lengths, step, read)
-        outputs.append(output)
-    return torch.stack(outputs), states
+        Y, states = _scan(projected, states, lengths, step, read)
+    else:
+        outputs = []
+        for time, x in enumerate(projected.unbind(0)):
+            output, states = _step_while_alive(x, states, time, lengths, step, read)
+            outputs.append(output)
+        Y = torch.stack(outputs)
+    return Y.to(dtype), tuple(state.to(dtype) for state in states)
 
 
 def _scan(X: Tensor, states: States, lengths: Tensor | None, step: Step, read: Read) -> tuple[Tensor, States]:
@@ -176,11 +185,16 @@ def _call_fused(
     directions: Sequence[int],
     states: States,
 ) -> tuple[Tensor, States]:
-    weights = flat_weights(W, R, B, order, directions)
-    start: Any = tuple(s.contiguous() for s in states) if len(states) > 1 else states[0].contiguous()
+    # torch's loop on a CPU adds gradients of weights in their type at every step; its LSTM there is a single kernel.
+    dtype = wide_type(X.dtype) if X.is_cpu and function is not torch.lstm else X.dtype
+    weights = [weight.to(dtype) for weight in flat_weights(W, R, B, order, directions)]
+    started = tuple(state.to(dtype).contiguous() for state in states)
+    start: Any = started if len(states) > 1 else started[0]
     # cuDNN keeps what its backward pass needs only in training mode; without dropout the mode changes no value.
-    results = function(X, start, weights, B is not None, 1, 0.0, torch.is_grad_enabled(), len(directions) > 1, False)
-    return results[0], tuple(results[1:])
+    is_trained, is_bidirectional = torch.is_grad_enabled(), len(directions) > 1
+    results = function(X.to(dtype), start, weights, B is not None, 1, 0.0, is_trained, is_bidirectional, False)
+    Y, *finals = (result.to(X.dtype) for result in results)
+    return Y, tuple(finals)
 
 
 @lowers("RNN", since=1)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onward.lowering.kernels.dtypes import wide_type
 from onward.lowering.kernels.unsigned import unsigned
 from onward.lowering.registry import lowers
 
@@ -86,7 +87,8 @@ def reduce_prod(data: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
     kept = [axis for axis in range(data.ndim) if axis not in axes]
     sizes = [data.shape[axis] for axis in kept]
     count = math.prod([data.shape[axis] for axis in axes])
-    result = torch.prod(data.permute(*kept, *axes).reshape(*sizes, count), -1, dtype=data.dtype)
+    factors = data.permute(*kept, *axes).reshape(*sizes, count)
+    result = torch.prod(factors, -1, dtype=wide_type(data.dtype)).to(data.dtype)
     return result.reshape([1 if i in axes else n for i, n in enumerate(data.shape)]) if keepdims else result
 
 

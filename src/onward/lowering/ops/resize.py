@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onward.lowering.kernels.dtypes import wide_type
+from onward.lowering.kernels.embeddings import select
 from onward.lowering.registry import lowers
 
 _HALF_PIXEL = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel")
@@ -233,7 +234,7 @@ def _resize_nearest(X: Tensor, plan: Sequence[Axis], rules: ResizeRules) -> Tens
             "ceil": places.ceil(),
             "simple": places.ceil() if axis.scale < 1 else places.floor(),
         }[rules.nearest]
-        Y = Y.index_select(axis.axis, nearest.to(torch.int64).clamp(0, axis.size - 1))
+        Y = select(Y, axis.axis, nearest.to(torch.int64).clamp(0, axis.size - 1))
         Y = _extrapolate(Y, axis, rules, places)
     return Y if signed is None else Y.view(X.dtype)
 
