@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
+from onward.lowering.kernels.convolution_gradients import convolution
 from onward.lowering.kernels.dtypes import LOW_PRECISION
 from onward.lowering.kernels.rematerialize import of, saved_tensor_hook, to_memory_format
 from onward.lowering.passes import is_plain
@@ -50,27 +51,27 @@ def convolve_images(
         return F.conv2d(X.contiguous(memory_format=torch.channels_last), W, B, stride, padding, dilation, group)
     if not (channels_last_images and _helps(X)):
         with saved_tensor_hook(X):
-            return F.conv2d(X, W, B, stride, padding, dilation, group)
+            return convolution(X, W, B, stride, padding, dilation, group)
     if not is_exact(X.shape[1], stride) and not X.is_cuda:
         X = X.squeeze(1).contiguous().unsqueeze(1)  # with the strides that torch takes for channels first
-        return F.conv2d(X, W, B, stride, padding, dilation, group)
+        return convolution(X, W, B, stride, padding, dilation, group)
     has_patches = X.shape[2] >= stride[0] and X.shape[3] >= stride[1]  # torch reports an image that is too small
     if group == 1 and has_patches and not X.is_cuda and is_of_patches(W.shape, stride, padding, dilation):
         return _convolve_patches(X, W, B)
     if not (X.is_cuda or pays(X.shape, W.shape, stride)):
         with saved_tensor_hook(X):
-            return F.conv2d(X, W, B, stride, padding, dilation, group)
+            return convolution(X, W, B, stride, padding, dilation, group, stays=True)
     last = torch.channels_last
     is_of_pixels = tuple(W.shape[2:]) == (1, 1) and group == 1 and not any(padding)
     if not X.is_cuda and not is_of_pixels and W.numel() > X.numel():
-        plain = F.conv2d(X.contiguous(), W, B, stride, padding, dilation, group)
+        plain = convolution(X.contiguous(), W, B, stride, padding, dilation, group)
         return plain.contiguous(memory_format=last)
     X = channels_last(X)
     with saved_tensor_hook(X):
         if is_of_pixels and not X.is_cuda:
             pixels = X[:, :, :: stride[0], :: stride[1]].permute(0, 2, 3, 1)
             return F.linear(pixels, W.flatten(1), B).permute(0, 3, 1, 2)
-        return F.conv2d(X, W, B, stride, padding, dilation, group)
+        return convolution(X, W, B, stride, padding, dilation, group)
 
 
 MOST_CHANNELS_OF_PATCHES = 16

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from onward.lowering.kernels.convolution_gradients import convolution
 from onward.lowering.kernels.layout import convolve_images
 from onward.lowering.kernels.sampling import linear_taps, pad_with_zeros, sample
 from onward.lowering.kernels.windows import (
@@ -26,7 +27,6 @@ from onward.lowering.kernels.windows import (
 from onward.lowering.registry import lowers
 from onward.lowering.simplification import simplifies
 
-_CONVOLVE: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 3: F.conv3d}
 _CONVOLVE_TRANSPOSED: dict[int, Callable[..., Tensor]] = {
     1: F.conv_transpose1d,
     2: F.conv_transpose2d,
@@ -88,8 +88,8 @@ def convolve(
     n = X.dim() - 2
     if n == 2:
         return convolve_images(X, W, B, tuple(stride), tuple(padding), tuple(dilation), group, channels_last_images)
-    if n in _CONVOLVE:
-        return _CONVOLVE[n](X, W, B, tuple(stride), tuple(padding), tuple(dilation), group)
+    if n in (1, 3):
+        return convolution(X, W, B, stride, padding, dilation, group)
     return _convolve_many_axes(X, W, B, stride, padding, dilation, group, channels_last_images)
 
 

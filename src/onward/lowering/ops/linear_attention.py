@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from onward.lowering.kernels.convolution_gradients import convolution
 from onward.lowering.registry import lowers
 
 _RULES = {"linear": (False, False), "gated": (True, False), "delta": (False, True), "gated_delta": (True, True)}
@@ -90,6 +91,6 @@ def causal_conv_with_state(
         raise ValueError(f"activation {activation!r} is not known; expected silu, swish or none.")
     before = weight.shape[-1] - 1
     padded = F.pad(input, (before, 0)) if past_state is None else torch.cat([past_state, input], -1)
-    result = F.conv1d(padded, weight, bias, groups=weight.shape[0])
+    result = convolution(padded, weight, bias, (1,), (0,), (1,), weight.shape[0])
     state = padded.narrow(-1, padded.shape[-1] - before, before)
     return (result if activation == "none" else F.silu(result)), state

@@ -1,0 +1,135 @@
+"""Convolutions on CPUs whose gradients are computed as other convolutions, where oneDNN has no kernel of its own.
+
+It fills few channels up to 16 before it computes gradients of images, and has none of depthwise weights beyond 3 x 3.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from onward.lowering.passes import is_plain
+
+MOST_CHANNELS = 15
+"""Of an image whose gradient is a convolution. With 4 channels and a kernel of 3 x 3 torch's takes 6 times as long; of
+depthwise convolutions that are dilated or of three axes 3 to 15 times."""
+LEAST_KERNEL, MOST_KERNEL = 4, 9
+"""Along the longer axis of a depthwise kernel whose gradient is a convolution, and `MOST_PIXELS` of its images. Then
+torch's takes 1.9 to 4 times as long with the channels last (16 times for kernels of 7 x 7 on as small images), 6 to 18
+times with the channels first. On images of 56 x 56, and with 31 numbers along an axis, both take as long. Over three
+axes it takes 3 to 12 times as long with the channels first, 0.7 with the channels last."""
+MOST_PIXELS = 1024
+
+_CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+
+Along = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]
+"""Stride, padding and dilation of each axis, and the groups."""
+
+
+def convolution(
+    X: Tensor,
+    W: Tensor,
+    B: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    group: int,
+    stays: bool = False,
+) -> Tensor:
+    """`conv1d`, `conv2d` or `conv3d`; an image of few channels `stays` as it is, with the channels first."""
+    along = tuple(stride), tuple(padding), tuple(dilation), group
+    function = _CONVOLVE[X.dim() - 2]
+    is_trained = torch.is_grad_enabled() and X.is_cpu and X.dtype == W.dtype == torch.float32
+    if not is_trained or torch.is_autocast_enabled("cpu"):
+        return function(X, W, B, *along)
+    turns, swaps = X.requires_grad and _turns(X, W, along, stays), W.requires_grad and _swaps(X, W, group)
+    if not (turns or swaps) or not (torch.compiler.is_compiling() or is_plain(X)):
+        return function(X, W, B, *along)
+    result: Tensor = _Convolution.apply(X, W, B, along, turns, swaps)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _turns(X: Tensor, W: Tensor, along: Along, stays: bool) -> bool:
+    """Whether the gradient of an image is the convolution of its result's with the weight turned around."""
+    stride, padding, dilation, group = along
+    reach = [d * (k - 1) for d, k in zip(dilation, W.shape[2:], strict=True)]
+    if set(stride) != {1} or any(p > r for p, r in zip(padding, reach, strict=True)):
+        return False
+    if _is_depthwise(X, W, group):
+        return X.dim() == 5 or max(dilation) > 1
+    return stays and group == max(dilation) == 1 and W.shape[0] <= MOST_CHANNELS
+
+
+def _swaps(X: Tensor, W: Tensor, group: int) -> bool:
+    """Whether the gradient of a weight is the convolution of an image with its result's."""
+    if not _is_depthwise(X, W, group):
+        return False
+    if X.dim() == 5:
+        return not torch.compiler.is_compiling() and X.is_contiguous()
+    return LEAST_KERNEL <= max(W.shape[2:]) <= MOST_KERNEL and 1 < math.prod(X.shape[2:]) <= MOST_PIXELS
+
+
+def _is_depthwise(X: Tensor, W: Tensor, group: int) -> bool:
+    return group == X.shape[1] == W.shape[0] and group > 1
+
+
+class _Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, X: Tensor, W: Tensor, B: Tensor | None, along: Along, turns: bool, swaps: bool) -> Tensor:
+        """Keeps the images and the weight."""
+        ctx.save_for_backward(X, W)
+        ctx.along, ctx.turns, ctx.swaps = along, turns, swaps
+        return _CONVOLVE[X.dim() - 2](X, W, B, *along)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Of what is no convolution torch's own; can be differentiated."""
+        (gradient,), (X, W), (stride, padding, dilation, group) = gradients, ctx.saved_tensors, ctx.along
+        of_image, of_weight, of_bias = ctx.needs_input_grad[:3]
+        results: list[Tensor | None] = [None, None, None]
+        if of_image and ctx.turns:
+            rest = [d * (k - 1) - p for k, p, d in zip(W.shape[2:], padding, dilation, strict=True)]
+            turned = W.flip(list(range(2, W.dim())))
+            turned = turned.transpose(0, 1) if group == 1 else turned
+            results[0] = _CONVOLVE[X.dim() - 2](gradient, turned, None, stride, rest, dilation, group)
+        if of_weight and ctx.swaps:
+            swap = _depthwise_weight_gradient if torch.compiler.is_compiling() else _swap
+            results[1] = swap(gradient, X, list(W.shape), list(stride), list(padding), list(dilation))
+        if of_bias and ctx.swaps:
+            results[2] = gradient.sum([axis for axis in range(gradient.dim()) if axis != 1])
+        mask = [of_image and not ctx.turns, of_weight and not ctx.swaps, of_bias and not ctx.swaps]
+        if any(mask):
+            along = list(stride), list(padding), list(dilation), False, [0] * len(stride), group
+            found = torch.ops.aten.convolution_backward(gradient, X, W, [W.shape[0]], *along, mask)
+            results = [own if own is not None else one for own, one in zip(results, found, strict=True)]
+        return *results, None, None, None
+
+
+def _swap(
+    gradient: Tensor, X: Tensor, weight: list[int], stride: list[int], padding: list[int], dilation: list[int]
+) -> Tensor:
+    """The gradient [C, 1, k1, ..] of a depthwise weight: every image's channel convolved with its result's gradient.
+
+    As kernels the gradients step by the dilation and reach by the stride; what lies beyond an image's last step is cut.
+    """
+    count, channels = X.shape[:2]
+    images = X.contiguous().view(1, count * channels, *X.shape[2:])
+    kernels = gradient.contiguous().view(count * channels, 1, *gradient.shape[2:])
+    places = _CONVOLVE[X.dim() - 2](images, kernels, None, dilation, padding, stride, count * channels)
+    for axis, size in enumerate(weight[2:], 2):
+        places = places.narrow(axis, 0, size)
+    return places.reshape(count, *weight).sum(0)
+
+
+# Code that torch's compiler writes has the channels last wherever a convolution reads them.
+_depthwise_weight_gradient = torch.library.custom_op("onward::depthwise_weight_gradient", _swap, mutates_args=())
+
+
+@_depthwise_weight_gradient.register_fake
+def _(gradient: Tensor, X: Tensor, weight: list[int], *_: Any) -> Tensor:
+    return gradient.new_empty(weight)
