@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
+from onward.lowering.kernels.dropout import drop
 from onward.lowering.passes import is_plain
 
 
@@ -41,7 +42,8 @@ def attend(
     if mask is not None and not (is_causal or dropout or enable_gqa) and _is_learned(mask, query, key, value):
         result: Tensor = _Attention.apply(query, key, value, mask, scale)  # type: ignore[no-untyped-call]
         return result
-    if torch.compiler.is_compiling() and not enable_gqa and _lacks_kernel(query, key, value, mask, dropout):
+    is_ours = torch.compiler.is_compiling() or (dropout > 0 and is_plain(query))
+    if is_ours and not enable_gqa and _lacks_kernel(query, key, value, mask, dropout):
         return _decomposed(query, key, value, mask, scale, is_causal, dropout)
     return F.scaled_dot_product_attention(
         query, key, value, mask, dropout_p=dropout, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
@@ -84,7 +86,7 @@ def _decomposed(
         scores = scores.masked_fill(later, -math.inf)
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-    return F.dropout(torch.softmax(scores, -1), dropout) @ value
+    return drop(torch.softmax(scores, -1), dropout) @ value
 
 
 class _Attention(torch.autograd.Function):

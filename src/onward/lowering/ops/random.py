@@ -7,9 +7,9 @@ generator's state, and two steps, or two nodes with one seed, draw different num
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from onward.lowering.kernels.dropout import drop
 from onward.lowering.kernels.dtypes import torch_dtype
 from onward.lowering.registry import lowers
 
@@ -41,7 +41,7 @@ def _drop(data: Tensor, ratio: float, active: bool, output_count: int) -> tuple[
     if not active or ratio == 0:
         return (data,) if output_count == 1 else (data, torch.ones_like(data, dtype=torch.bool))
     if output_count == 1:
-        return (F.dropout(data, ratio),)
+        return (drop(data, ratio),)
     result, mask = torch.native_dropout(data, ratio, True)
     return result, mask
 
