@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onward.lowering.kernels import average_pooling, max_pooling
+from onward.lowering.kernels import average_pooling, convolution_gradients, max_pooling
 from onward.lowering.kernels.attention import attend
 from onward.lowering.kernels.bounds import clamp
 from onward.lowering.kernels.embeddings import sum_bags
@@ -22,7 +22,7 @@ from onward.lowering.kernels.short_rows import log_softmax, softmax
 from onward.lowering.kernels.thin_products import multiply_thin
 from onward.lowering.ops import fused
 from onward.lowering.ops.fused_cross_entropy import linear_cross_entropy
-from onward.lowering.ops.fused_experts import sorted_rows
+from onward.lowering.ops.fused_experts import places_in, sorted_rows, weighed_sum
 from onward.lowering.passes import is_plain
 from onward.lowering.rewriting.linear_layers import Recipe, linear_layers
 from onward.lowering.rewriting.sparse_lookups import lookup, split_table
@@ -97,7 +97,28 @@ def _cross_entropy(rows: Tensor, matrix: Tensor, labels: Tensor, bias: Tensor, *
 
 
 def _sorted(tokens: Tensor) -> Tensor:
-    return sorted_rows(tokens, ORDER, 2, len(tokens))
+    return sorted_rows(tokens, ORDER, places_in(ORDER, 6), 2)
+
+
+def _weighed(outputs: Tensor, shares: Tensor) -> Tensor:
+    return weighed_sum(outputs, shares, ORDER, places_in(ORDER, 6))
+
+
+def _scattered(outputs: Tensor, shares: Tensor) -> Tensor:
+    rows = outputs.new_zeros(6, 4).index_copy(0, ORDER, outputs).view(3, 2, 4)
+    return (rows * shares.unsqueeze(-1)).sum(-2)
+
+
+def _convolved(turns: bool, swaps: bool) -> Call:
+    along = ((1, 1), (1, 2), (1, 1), 1 if turns else 3)
+
+    def call(x: Tensor, W: Tensor, B: Tensor) -> Tensor:
+        if not is_plain(x) or torch.is_autocast_enabled("cpu"):
+            return F.conv2d(x, W, B, *along)
+        found: Tensor = convolution_gradients._Convolution.apply(x, W, B, along, turns, swaps)
+        return found
+
+    return call
 
 
 def _arrived(x: Tensor) -> Tensor:
@@ -178,6 +199,14 @@ EXAMPLES: Mapping[str, tuple[str, Example]] = {
         _losses(_cross_entropy, reduction="sum", ignore_index=2), [(4, 3), (6, 3), (6,)], second=False, rows=(0,))),
     "rows in the order of experts": ("ops.fused_experts._SortedRows", Example(
         _sorted, lambda tokens: tokens[ORDER // 2], [(3, 4)], second=True)),
+    "shares of experts": ("ops.fused_experts._WeighedSum", Example(
+        _weighed, _scattered, [(3, 4), (3, 2)], second=True)),
+    "images of few channels": ("kernels.convolution_gradients._Convolution", Example(
+        _convolved(True, False), lambda x, W, B: F.conv2d(x, W, B, 1, (1, 2)),
+        [(2, 2, 5, 4), (3, 2, 3, 3), (3,)], second=True, rows=(0,))),
+    "channels by themselves": ("kernels.convolution_gradients._Convolution", Example(
+        _convolved(False, True), lambda x, W, B: F.conv2d(x, W, B, 1, (1, 2), 1, 3),
+        [(2, 3, 5, 4), (3, 1, 4, 3), (3,)], second=True, rows=(0,))),
     "joined layers": ("rewriting.linear_layers._Layers", Example(
         _joined(None), _two_layers, [(2, 3, 4), (4, 5), (2, 4), (2,)], second=False, rows=(0,))),
     "layers of what is made again": ("rewriting.linear_layers._Layers", Example(
@@ -199,6 +228,18 @@ def _or(found: Tensor | None, A: Tensor, B: Tensor) -> Tensor:
 
 
 IN_OTHER_TESTS = {
+    "kernels.dropout._Dropout": (
+        "tests/lowering/kernels/test_dropout.py",
+        ("test_the_gradient_is_dropped_alike", "test_what_is_kept_for_the_gradient_takes_a_byte"),
+    ),
+    "kernels.layer_norms._LayerNorm": (
+        "tests/lowering/kernels/test_wide_gradients.py",
+        ("test_second_derivatives_are_those_of_float64", "test_frozen_parameters_get_no_gradient"),
+    ),
+    "kernels.wide_gradients._Linear": (
+        "tests/lowering/kernels/test_wide_gradients.py",
+        ("test_second_derivatives_are_those_of_float64", "test_only_16_bits_that_are_differentiated_take_the_long_way"),
+    ),
     "kernels.matmuls._Linear": (
         "tests/lowering/kernels/test_matmuls.py",
         ("test_values_and_gradients", "test_gradients_of_gradients", "test_functions_of_torch_func_get_torchs_own"),
@@ -212,4 +253,5 @@ IN_OTHER_TESTS = {
         ("test_values_and_gradients", "test_second_derivatives_are_refused"),
     ),
 }
-"""Functions of other types than float64, or of a trace: where their tests are, and which of them they must have."""
+"""Functions of other types than float64, of random numbers, or of a trace: where their tests are, and which of
+them they must have."""

@@ -118,6 +118,8 @@ def _swap(
     As kernels the gradients step by the dilation and reach by the stride; what lies beyond an image's last step is cut.
     """
     count, channels = X.shape[:2]
+    if not count:
+        return gradient.new_zeros(weight)
     images = X.contiguous().view(1, count * channels, *X.shape[2:])
     kernels = gradient.contiguous().view(count * channels, 1, *gradient.shape[2:])
     places = _CONVOLVE[X.dim() - 2](images, kernels, None, dilation, padding, stride, count * channels)

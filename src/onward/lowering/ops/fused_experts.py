@@ -90,9 +90,10 @@ def experts(
     tokens, chosen, of_chosen = (tensor.flatten(0, -2) for tensor in (X, indices, shares))
     if expert_size == 1 and not torch.compiler.is_compiling() and not is_plain(X):
         return _of_all(body, tokens, chosen, of_chosen, experts).reshape(X.shape)
-    # Code would be compiled again for every number of rows.
-    compute = _disable_dynamo(_of_rows) if torch.compiler.is_compiling() else _of_rows
     limit = capacity_factor if training else None
+    # Code would be compiled again for every number of rows; what is around the experts has one size without a limit.
+    is_one_size = limit is None and shared is None
+    compute = _of_rows if is_one_size or not torch.compiler.is_compiling() else _disable_dynamo(_of_rows)
     return compute(body, tokens, chosen, of_chosen, experts, limit, shared).reshape(X.shape)
 
 
@@ -105,17 +106,26 @@ def _of_rows(
     capacity_factor: float | None,
     shared: tuple[int, str] | None,
 ) -> Tensor:
-    order, counts = torch.argsort(chosen.flatten(), stable=True), counts_of(chosen, experts)
-    if capacity_factor is not None:
-        most = math.ceil(capacity_factor * len(order) / experts)
-        order = torch.cat([own[:most] for own in torch.split(order, counts)])
-        counts = [min(count, most) for count in counts]
-    rows = sorted_rows(tokens, order, chosen.shape[1], len(tokens))
+    order = torch.argsort(chosen.flatten(), stable=True)
+    most = None if capacity_factor is None else math.ceil(capacity_factor * len(order) / experts)
+    if most is not None:
+        order = torch.cat([own[:most] for own in torch.split(order, counts_of(chosen, experts))])
+    places = places_in(order, chosen.numel())
+    rows = sorted_rows(tokens, order, places, chosen.shape[1])
     if body.scales_input:
         rows = rows * shares.reshape(-1, 1)[order].to(rows.dtype)
         shares = torch.ones_like(shares)
-    outputs = body(rows, counts) if shared is None else _on_their_ranks(body, rows, counts, *shared)
-    return weighed_sum(outputs, order, shares).to(tokens.dtype)
+    compute = _disable_dynamo(_outputs) if torch.compiler.is_compiling() else _outputs
+    outputs = compute(body, rows, chosen, experts, most, shared)
+    return weighed_sum(outputs, shares, order, places).to(tokens.dtype)
+
+
+def _outputs(
+    body: Body, rows: Tensor, chosen: Tensor, experts: int, most: int | None, shared: tuple[int, str] | None
+) -> Tensor:
+    """What the experts make of rows that are sorted by them, of which each takes `most` at the most."""
+    counts = [count if most is None else min(count, most) for count in counts_of(chosen, experts)]
+    return body(rows, counts) if shared is None else _on_their_ranks(body, rows, counts, *shared)
 
 
 def _of_slots(body: Body, X: Tensor, size: int, group: str) -> Tensor:
@@ -140,8 +150,9 @@ def _on_their_ranks(body: Body, rows: Tensor, counts: Sequence[int], size: int, 
     arrived = exchange_rows(rows, sent, received, group)
     numbers = torch.arange(own, device=rows.device).repeat(size).repeat_interleave(here.flatten())
     order = torch.argsort(numbers, stable=True)
-    results = body(sorted_rows(arrived, order, 1, len(arrived)), here.sum(0).tolist())
-    return exchange_rows(sorted_rows(results, torch.argsort(order), 1, len(results)), received, sent, group)
+    places = places_in(order, len(order))
+    results = body(sorted_rows(arrived, order, places, 1), here.sum(0).tolist())
+    return exchange_rows(sorted_rows(results, places, order, 1), received, sent, group)
 
 
 def _of_all(body: Body, tokens: Tensor, chosen: Tensor, shares: Tensor, experts: int) -> Tensor:
@@ -258,38 +269,71 @@ class Body:
         return F.linear(x, matrix if self._rows_are_outputs else matrix.T, bias)
 
 
-def sorted_rows(tokens: Tensor, order: Tensor, choices: int, count: int) -> Tensor:
-    """Choice `order[i]` of all `count` tokens' is row i; the gradient comes back without adding at random places."""
-    rows: Tensor = _SortedRows.apply(tokens, order, choices, count)  # type: ignore[no-untyped-call]
+def places_in(order: Tensor, count: int) -> Tensor:
+    """Where each of `count` choices is in the order of some of them; -1: nowhere."""
+    places = order.new_full((count,), -1)
+    return places.scatter(0, order, torch.arange(len(order), device=order.device))
+
+
+def sorted_rows(tokens: Tensor, order: Tensor, places: Tensor, choices: int) -> Tensor:
+    """Choice `order[i]` of all tokens' is row i; the gradient comes back without adding at random places."""
+    rows: Tensor = _SortedRows.apply(tokens, order, places, choices)  # type: ignore[no-untyped-call]
     return rows
 
 
 class _SortedRows(torch.autograd.Function):
     @staticmethod
-    def forward(tokens: Tensor, order: Tensor, choices: int, count: int) -> Tensor:
+    def forward(tokens: Tensor, order: Tensor, places: Tensor, choices: int) -> Tensor:
         """Row i is the token of choice `order[i]`."""
-        return tokens[order // choices]
+        return tokens.index_select(0, order // choices)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Keeps the order."""
-        _, order, ctx.choices, ctx.count = inputs
-        ctx.save_for_backward(order)
+        """Keeps where the choices are."""
+        _, _, places, ctx.choices = inputs
+        ctx.save_for_backward(places)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         """The sum over the choices of each token; nothing comes from those that were dropped."""
-        (order,) = ctx.saved_tensors
-        (rows,) = gradients
-        of_choices = rows.new_zeros((ctx.count * ctx.choices, rows.shape[1]))
-        of_choices[order] = rows
+        (places,), (rows,) = ctx.saved_tensors, gradients
         # No -1: a rank may have no rows.
-        return of_choices.view(ctx.count, ctx.choices, rows.shape[1]).sum(1), None, None, None
+        count = len(places) // ctx.choices
+        return _of_choices(rows, places).view(count, ctx.choices, rows.shape[1]).sum(1), None, None, None
 
 
-def weighed_sum(outputs: Tensor, order: Tensor, shares: Tensor) -> Tensor:
-    """For each token the sum of its experts' results times their shares [N, k], at least in float32."""
-    dtype = torch.promote_types(shares.dtype, outputs.dtype)
-    width = outputs.shape[1]
-    of_choices = outputs.new_zeros((shares.numel(), width)).index_copy(0, order, outputs)
-    return (of_choices.view(*shares.shape, width).to(dtype) * shares.to(dtype).unsqueeze(-1)).sum(-2)
+def weighed_sum(outputs: Tensor, shares: Tensor, order: Tensor, places: Tensor) -> Tensor:
+    """For each token the sum of its experts' results times their shares [N, k], in the wider type of both."""
+    result: Tensor = _WeighedSum.apply(outputs, shares, order, places)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _WeighedSum(torch.autograd.Function):
+    @staticmethod
+    def forward(outputs: Tensor, shares: Tensor, order: Tensor, places: Tensor) -> Tensor:
+        """Of the rows that a token has; of a dropped one comes zero."""
+        dtype = torch.promote_types(shares.dtype, outputs.dtype)
+        rows = _of_choices(outputs, places).view(*shares.shape, outputs.shape[1])
+        return (rows.to(dtype) * shares.to(dtype).unsqueeze(-1)).sum(-2)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Keeps the rows as they are sorted."""
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        """Of rows the share of their token's gradient; of shares its product with the rows."""
+        outputs, shares, order, places = ctx.saved_tensors
+        of_rows = gradients[0].index_select(0, order // shares.shape[1])
+        own = shares.reshape(-1, 1).index_select(0, order).to(of_rows.dtype)
+        products = (of_rows * outputs).sum(-1, keepdim=True)
+        of_shares = _of_choices(products, places).view(shares.shape)
+        return (of_rows * own).to(outputs.dtype), of_shares.to(shares.dtype), None, None
+
+
+def _of_choices(rows: Tensor, places: Tensor) -> Tensor:
+    """The row of each choice, zero for those that have none."""
+    if len(rows) == len(places):
+        return rows.index_select(0, places)
+    return rows.index_select(0, places.clamp(min=0)).masked_fill((places < 0).unsqueeze(-1), 0)
