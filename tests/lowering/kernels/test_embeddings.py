@@ -20,6 +20,10 @@ WAYS: dict[str, Callable[[Tensor], Tensor]] = {
     "numbers of several axes": lambda table: gather_nd(table, torch.stack([POSITIONS, POSITIONS], -1)),
     "in bags": lambda table: embedding_bag(table, POSITIONS),
     "in bags, means": lambda table: embedding_bag(table, POSITIONS, mode="mean"),
+    "in bags, weighed": lambda table: embedding_bag(
+        table, POSITIONS.flatten(), torch.tensor([0, 1, 900, 4000]), (POSITIONS.flatten() % 2 + 1).to(table.dtype)
+    ),
+    "in bags, maxima": lambda table: embedding_bag(table, POSITIONS, mode="max"),
     "in bags of several sizes": lambda table: embedding_bag(
         table, POSITIONS.flatten(), torch.tensor([0, 1, 900, 4000])
     ),

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onward.graph.fusion.rewriting import DOMAIN
+from onward.lowering.kernels.dtypes import wide_type
 from onward.lowering.kernels.embeddings import adds_in_order, look_up, sum_bags
 from onward.lowering.ops.indexing import wrap_positions
 from onward.lowering.passes import is_traced
@@ -35,14 +36,17 @@ def embedding_bag(
     if per_sample_weights is None and adds_in_order(weight, bounds, mode):
         return sum_bags(weight, positions, bounds, mode)
     if not is_traced() and not (mode == "max" and weight.is_cuda):  # where torch adds gradients in no fixed order
-        return F.embedding_bag(
+        # On a CPU torch would round the table's gradient in 16 bits at every addition.
+        wide = wide_type(weight.dtype) if weight.is_cpu else weight.dtype
+        bags = F.embedding_bag(
             positions,
-            weight,
+            weight.to(wide),
             bounds,
             mode=mode,
-            per_sample_weights=per_sample_weights,
+            per_sample_weights=None if per_sample_weights is None else per_sample_weights.to(wide),
             include_last_offset=bounds is not None,
         )
+        return bags.to(weight.dtype)
     rows = look_up(weight, positions)
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.unsqueeze(-1)
