@@ -295,7 +295,7 @@ def peak_of_tensors(device: str, step: Callable[[], float]) -> int:
     import gc
 
     gc.collect()
-    alive = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _tensors()}
+    alive = _storage_sizes()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         step()
     now = most = sum(alive.values())
@@ -319,11 +319,20 @@ def write_profile(device: str, step: Callable[[], float], path: Path) -> None:
     path.write_text(events.table(sort_by=order, row_limit=15, max_name_column_width=60))
 
 
-def _tensors() -> list[Tensor]:
+def _storage_sizes() -> dict[int, int]:
+    """The size in bytes of every storage of tensors that are alive, by its address."""
     import gc
 
-    plain = (Tensor, nn.Parameter)  # the compiler keeps tensors without memory
-    return [thing for thing in gc.get_objects() if type(thing) in plain and thing.device.type == "cpu"]
+    found: dict[int, int] = {}
+    for thing in gc.get_objects():
+        if type(thing) not in (Tensor, nn.Parameter) or thing.device.type != "cpu":
+            continue
+        try:
+            storage = thing.untyped_storage()
+            found[storage.data_ptr()] = storage.nbytes()
+        except (RuntimeError, NotImplementedError):  # the compiler keeps tensors without memory
+            continue
+    return found
 
 
 def main() -> None:
