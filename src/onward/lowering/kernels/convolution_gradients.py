@@ -13,17 +13,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onward.lowering.passes import is_plain
+from onward.lowering.passes import is_plain, is_traced
 
 MOST_CHANNELS = 15
 """Of an image whose gradient is a convolution. With 4 channels and a kernel of 3 x 3 torch's takes 6 times as long; of
 depthwise convolutions that are dilated or of three axes 3 to 15 times."""
-LEAST_KERNEL, MOST_KERNEL = 4, 9
-"""Along the longer axis of a depthwise kernel whose gradient is a convolution, and `MOST_PIXELS` of its images. Then
-torch's takes 1.9 to 4 times as long with the channels last (16 times for kernels of 7 x 7 on as small images), 6 to 18
-times with the channels first. On images of 56 x 56, and with 31 numbers along an axis, both take as long. Over three
-axes it takes 3 to 12 times as long with the channels first, 0.7 with the channels last."""
-MOST_PIXELS = 1024
+LEAST_KERNEL, MOST_PIXELS = 4, 1024
+"""Along the longer axis of a depthwise kernel whose gradient is a convolution, and of its images. Then torch's takes
+1.9 to 4 times as long with the channels last (16 times for kernels of 7 x 7 on as small images), 6 to 18 times with the
+channels first. On images of 56 x 56 both take as long. Over three axes it takes 3 to 12 times as long with the channels
+first, 0.7 with the channels last."""
+MOST_PADDING = 6
+"""That oneDNN's kernel for depthwise convolutions takes, with the channels first; from 7 on another one takes 4 to 20
+times as long as that does of images with a border of zeros."""
 
 _CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
@@ -43,15 +45,31 @@ def convolution(
 ) -> Tensor:
     """`conv1d`, `conv2d` or `conv3d`; an image of few channels `stays` as it is, with the channels first."""
     along = tuple(stride), tuple(padding), tuple(dilation), group
-    function = _CONVOLVE[X.dim() - 2]
     is_trained = torch.is_grad_enabled() and X.is_cpu and X.dtype == W.dtype == torch.float32
     if not is_trained or torch.is_autocast_enabled("cpu"):
-        return function(X, W, B, *along)
+        return _convolve(X, W, B, along)
     turns, swaps = X.requires_grad and _turns(X, W, along, stays), W.requires_grad and _swaps(X, W, group)
     if not (turns or swaps) or not (torch.compiler.is_compiling() or is_plain(X)):
-        return function(X, W, B, *along)
+        return _convolve(X, W, B, along)
     result: Tensor = _Convolution.apply(X, W, B, along, turns, swaps)  # type: ignore[no-untyped-call]
     return result
+
+
+def _convolve(X: Tensor, W: Tensor, B: Tensor | None, along: Along) -> Tensor:
+    stride, padding, dilation, group = along
+    if max(padding) > MOST_PADDING and _is_depthwise(X, W, group) and _has_own_kernel(X):
+        X, padding = _with_border(X, padding), (0,) * len(padding)
+    return _CONVOLVE[X.dim() - 2](X, W, B, stride, padding, dilation, group)
+
+
+def _has_own_kernel(X: Tensor) -> bool:
+    if is_traced() or not X.is_cpu or X.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
+        return False
+    return X.is_contiguous()
+
+
+def _with_border(X: Tensor, padding: Sequence[int]) -> Tensor:
+    return F.pad(X, [size for size in reversed(padding) for _ in range(2)])
 
 
 def _turns(X: Tensor, W: Tensor, along: Along, stays: bool) -> bool:
@@ -71,7 +89,7 @@ def _swaps(X: Tensor, W: Tensor, group: int) -> bool:
         return False
     if X.dim() == 5:
         return not torch.compiler.is_compiling() and X.is_contiguous()
-    return LEAST_KERNEL <= max(W.shape[2:]) <= MOST_KERNEL and 1 < math.prod(X.shape[2:]) <= MOST_PIXELS
+    return max(W.shape[2:]) >= LEAST_KERNEL and 1 < math.prod(X.shape[2:]) <= MOST_PIXELS
 
 
 def _is_depthwise(X: Tensor, W: Tensor, group: int) -> bool:
@@ -84,7 +102,7 @@ class _Convolution(torch.autograd.Function):
         """Keeps the images and the weight."""
         ctx.save_for_backward(X, W)
         ctx.along, ctx.turns, ctx.swaps = along, turns, swaps
-        return _CONVOLVE[X.dim() - 2](X, W, B, *along)
+        return _convolve(X, W, B, along)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -120,6 +138,8 @@ def _swap(
     count, channels = X.shape[:2]
     if not count:
         return gradient.new_zeros(weight)
+    if max(padding) > MOST_PADDING:
+        X, padding = _with_border(X, padding), [0] * len(padding)
     images = X.contiguous().view(1, count * channels, *X.shape[2:])
     kernels = gradient.contiguous().view(count * channels, 1, *gradient.shape[2:])
     places = _CONVOLVE[X.dim() - 2](images, kernels, None, dilation, padding, stride, count * channels)
