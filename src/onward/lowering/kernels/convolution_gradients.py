@@ -45,42 +45,45 @@ def convolution(
 ) -> Tensor:
     """`conv1d`, `conv2d` or `conv3d`; an image of few channels `stays` as it is, with the channels first."""
     along = tuple(stride), tuple(padding), tuple(dilation), group
-    is_trained = torch.is_grad_enabled() and X.is_cpu and X.dtype == W.dtype == torch.float32
-    if not is_trained or torch.is_autocast_enabled("cpu"):
-        return _convolve(X, W, B, along)
-    turns, swaps = X.requires_grad and _turns(X, W, along, stays), W.requires_grad and _swaps(X, W, group)
-    if not (turns or swaps) or not (torch.compiler.is_compiling() or is_plain(X)):
+    if not _is_for_onednn(X, W):
+        return _CONVOLVE[X.dim() - 2](X, W, B, *along)
+    is_trained = torch.is_grad_enabled()
+    turns = is_trained and X.requires_grad and _turns(X, W, along, stays)
+    swaps = is_trained and W.requires_grad and _swaps(X, W, group)
+    if not (turns or swaps):
         return _convolve(X, W, B, along)
     result: Tensor = _Convolution.apply(X, W, B, along, turns, swaps)  # type: ignore[no-untyped-call]
     return result
 
 
-def _convolve(X: Tensor, W: Tensor, B: Tensor | None, along: Along) -> Tensor:
-    stride, padding, dilation, group = along
-    if max(padding) > MOST_PADDING and _is_depthwise(X, W, group) and _has_own_kernel(X):
-        X, padding = _with_border(X, padding), (0,) * len(padding)
-    return _CONVOLVE[X.dim() - 2](X, W, B, stride, padding, dilation, group)
-
-
-def _has_own_kernel(X: Tensor) -> bool:
-    if is_traced() or not X.is_cpu or X.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
+def _is_for_onednn(X: Tensor, W: Tensor) -> bool:
+    """Whether its kernels compute it in float32, now or in compiled code, and not a graph that is written down."""
+    if not (X.is_cpu and X.dtype == W.dtype == torch.float32) or torch.is_autocast_enabled("cpu") or is_traced():
         return False
-    return X.is_contiguous()
+    return torch.compiler.is_compiling() or is_plain(X)
 
 
-def _with_border(X: Tensor, padding: Sequence[int]) -> Tensor:
-    return F.pad(X, [size for size in reversed(padding) for _ in range(2)])
+def _convolve(X: Tensor, W: Tensor, B: Tensor | None, along: Along) -> Tensor:
+    """Within a border of zeros where the padding is wide."""
+    stride, padding, dilation, group = along
+    if max(padding) > MOST_PADDING and _is_depthwise(X, W, group) and X.is_contiguous():
+        X, padding = F.pad(X, [size for size in reversed(padding) for _ in range(2)]), (0,) * len(padding)
+    return _CONVOLVE[X.dim() - 2](X, W, B, stride, padding, dilation, group)
 
 
 def _turns(X: Tensor, W: Tensor, along: Along, stays: bool) -> bool:
     """Whether the gradient of an image is the convolution of its result's with the weight turned around."""
     stride, padding, dilation, group = along
-    reach = [d * (k - 1) for d, k in zip(dilation, W.shape[2:], strict=True)]
-    if set(stride) != {1} or any(p > r for p, r in zip(padding, reach, strict=True)):
-        return False
     if _is_depthwise(X, W, group):
-        return X.dim() == 5 or max(dilation) > 1
-    return stays and group == max(dilation) == 1 and W.shape[0] <= MOST_CHANNELS
+        gains = X.dim() == 5 or max(dilation) > 1
+    else:
+        gains = stays and group == max(dilation) == 1 and W.shape[0] <= MOST_CHANNELS
+    return gains and set(stride) == {1} and min(_turned_padding(W, padding, dilation)) >= 0
+
+
+def _turned_padding(W: Tensor, padding: Sequence[int], dilation: Sequence[int]) -> tuple[int, ...]:
+    """Of the convolution that is the gradient of an image."""
+    return tuple(d * (k - 1) - p for k, p, d in zip(W.shape[2:], padding, dilation, strict=True))
 
 
 def _swaps(X: Tensor, W: Tensor, group: int) -> bool:
@@ -111,10 +114,10 @@ class _Convolution(torch.autograd.Function):
         of_image, of_weight, of_bias = ctx.needs_input_grad[:3]
         results: list[Tensor | None] = [None, None, None]
         if of_image and ctx.turns:
-            rest = [d * (k - 1) - p for k, p, d in zip(W.shape[2:], padding, dilation, strict=True)]
             turned = W.flip(list(range(2, W.dim())))
             turned = turned.transpose(0, 1) if group == 1 else turned
-            results[0] = _CONVOLVE[X.dim() - 2](gradient, turned, None, stride, rest, dilation, group)
+            rest = _turned_padding(W, padding, dilation)
+            results[0] = _convolve(gradient, turned, None, (stride, rest, dilation, group))
         if of_weight and ctx.swaps:
             swap = _depthwise_weight_gradient if torch.compiler.is_compiling() else _swap
             results[1] = swap(gradient, X, list(W.shape), list(stride), list(padding), list(dilation))
@@ -138,11 +141,10 @@ def _swap(
     count, channels = X.shape[:2]
     if not count:
         return gradient.new_zeros(weight)
-    if max(padding) > MOST_PADDING:
-        X, padding = _with_border(X, padding), [0] * len(padding)
     images = X.contiguous().view(1, count * channels, *X.shape[2:])
     kernels = gradient.contiguous().view(count * channels, 1, *gradient.shape[2:])
-    places = _CONVOLVE[X.dim() - 2](images, kernels, None, dilation, padding, stride, count * channels)
+    along = tuple(dilation), tuple(padding), tuple(stride), count * channels
+    places = _convolve(images, kernels, None, along)
     for axis, size in enumerate(weight[2:], 2):
         places = places.narrow(axis, 0, size)
     return places.reshape(count, *weight).sum(0)

@@ -135,6 +135,11 @@ def wide_type(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in LOW_PRECISION else dtype
 
 
+def wide_on_cpus(tensor: torch.Tensor) -> torch.dtype:
+    """float32 for a tensor of low precision on a CPU, where torch adds in the tensor's own type; else that."""
+    return wide_type(tensor.dtype) if tensor.is_cpu else tensor.dtype
+
+
 def is_trainable(data_type: ir.DataType | None) -> bool:
     """Whether a tensor of this type can carry a gradient."""
     return data_type in (

@@ -35,9 +35,7 @@ def look_up(table: Tensor, positions: Tensor) -> Tensor:
 def select(data: Tensor, axis: int, positions: Tensor) -> Tensor:
     """`index_select` at positions [K] from 0 on."""
     positions = _counted_in_64_bits(data, positions)
-    if data.dim() == 1 and data.dtype in LOW_PRECISION:  # a sum that `index_add` does not make in float32
-        return data.unsqueeze(1).index_select(0, positions).squeeze(1)
-    if axis in (0, data.dim() - 1):
+    if data.dim() > 1 and axis in (0, data.dim() - 1):  # those that `index_add` adds in float32
         return data.index_select(axis, positions)
     return with_wide_gradient(lambda tensor: tensor.index_select(axis, positions), data)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onward.lowering.kernels.dtypes import LOW_PRECISION, wide_type
+from onward.lowering.kernels.dtypes import LOW_PRECISION, wide_on_cpus
 from onward.lowering.passes import is_plain, is_traced
 
 
@@ -39,7 +39,7 @@ def widened_to_compile(X: Tensor) -> Tensor:
 
     What it leaves to torch's kernels, or computes as they do, is rounded as they round it.
     """
-    return X.to(wide_type(X.dtype)) if X.is_cpu and torch.compiler.is_compiling() else X
+    return X.to(wide_on_cpus(X)) if torch.compiler.is_compiling() else X
 
 
 class _Linear(torch.autograd.Function):

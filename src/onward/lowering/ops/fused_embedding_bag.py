@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onward.graph.fusion.rewriting import DOMAIN
-from onward.lowering.kernels.dtypes import wide_type
+from onward.lowering.kernels.dtypes import wide_on_cpus
 from onward.lowering.kernels.embeddings import adds_in_order, look_up, sum_bags
 from onward.lowering.ops.indexing import wrap_positions
 from onward.lowering.passes import is_traced
@@ -37,7 +37,7 @@ def embedding_bag(
         return sum_bags(weight, positions, bounds, mode)
     if not is_traced() and not (mode == "max" and weight.is_cuda):  # where torch adds gradients in no fixed order
         # On a CPU torch would round the table's gradient in 16 bits at every addition.
-        wide = wide_type(weight.dtype) if weight.is_cpu else weight.dtype
+        wide = wide_on_cpus(weight)
         bags = F.embedding_bag(
             positions,
             weight.to(wide),

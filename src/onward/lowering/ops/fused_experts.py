@@ -107,24 +107,31 @@ def _of_rows(
     shared: tuple[int, str] | None,
 ) -> Tensor:
     order = torch.argsort(chosen.flatten(), stable=True)
-    most = None if capacity_factor is None else math.ceil(capacity_factor * len(order) / experts)
-    if most is not None:
-        order = torch.cat([own[:most] for own in torch.split(order, counts_of(chosen, experts))])
+    counts = None
+    if capacity_factor is not None:
+        most, counts = math.ceil(capacity_factor * len(order) / experts), counts_of(chosen, experts)
+        order = torch.cat([own[:most] for own in torch.split(order, counts)])
+        counts = [min(count, most) for count in counts]
     places = places_in(order, chosen.numel())
     rows = sorted_rows(tokens, order, places, chosen.shape[1])
     if body.scales_input:
         rows = rows * shares.reshape(-1, 1)[order].to(rows.dtype)
         shares = torch.ones_like(shares)
     compute = _disable_dynamo(_outputs) if torch.compiler.is_compiling() else _outputs
-    outputs = compute(body, rows, chosen, experts, most, shared)
+    outputs = compute(body, rows, counts, chosen, experts, shared)
     return weighed_sum(outputs, shares, order, places).to(tokens.dtype)
 
 
 def _outputs(
-    body: Body, rows: Tensor, chosen: Tensor, experts: int, most: int | None, shared: tuple[int, str] | None
+    body: Body,
+    rows: Tensor,
+    counts: list[int] | None,
+    chosen: Tensor,
+    experts: int,
+    shared: tuple[int, str] | None,
 ) -> Tensor:
-    """What the experts make of rows that are sorted by them, of which each takes `most` at the most."""
-    counts = [count if most is None else min(count, most) for count in counts_of(chosen, experts)]
+    """What the experts make of rows that are sorted by them; without counts each has all that chose it."""
+    counts = counts_of(chosen, experts) if counts is None else counts
     return body(rows, counts) if shared is None else _on_their_ranks(body, rows, counts, *shared)
 
 

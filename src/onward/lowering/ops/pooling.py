@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onward.lowering.kernels.average_pooling import pool_average
-from onward.lowering.kernels.dtypes import wide_type
+from onward.lowering.kernels.dtypes import wide_on_cpus
 from onward.lowering.kernels.max_pooling import pool_max
 from onward.lowering.kernels.rematerialize import saved_tensor_hook
 from onward.lowering.kernels.wide_gradients import rounds_each, with_wide_gradient
@@ -26,7 +26,7 @@ _MAX_POOL: dict[int, Any] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 
 def _pool_average_3d(X: Tensor, *along: Any) -> Tensor:
     """torch has no kernel of 16 bits for a CPU."""
-    return F.avg_pool3d(X.to(wide_type(X.dtype)), *along).to(X.dtype) if X.is_cpu else F.avg_pool3d(X, *along)
+    return F.avg_pool3d(X.to(wide_on_cpus(X)), *along).to(X.dtype)
 
 
 _AVERAGE_POOL: dict[int, Callable[..., Tensor]] = {1: F.avg_pool1d, 2: pool_average, 3: _pool_average_3d}

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onward.lowering.kernels.cell_activations import Activation, name_activations, resolve_activations
-from onward.lowering.kernels.dtypes import wide_type
+from onward.lowering.kernels.dtypes import wide_on_cpus, wide_type
 from onward.lowering.kernels.scanning import is_scanned, scan_steps
 from onward.lowering.registry import lowers, takes_attributes_of
 
@@ -186,7 +186,7 @@ def _call_fused(
     states: States,
 ) -> tuple[Tensor, States]:
     # torch's loop on a CPU adds gradients of weights in their type at every step; its LSTM there is a single kernel.
-    dtype = wide_type(X.dtype) if X.is_cpu and function is not torch.lstm else X.dtype
+    dtype = X.dtype if function is torch.lstm else wide_on_cpus(X)
     weights = [weight.to(dtype) for weight in flat_weights(W, R, B, order, directions)]
     started = tuple(state.to(dtype).contiguous() for state in states)
     start: Any = started if len(states) > 1 else started[0]
