@@ -23,7 +23,11 @@ CASES = {
     "dilated": ((15, 15), (3, 2), (1, 2), (1, 0), (2, 3), False, torch.uint8),
     "narrower than its window": ((8, 2), (3, 3), (1, 1), (1, 1), (1, 1), False, torch.uint8),
     "wide image": ((5, 200), (3, 3), (2, 2), (1, 1), (1, 1), False, torch.int16),
+    "volume": ((6, 5, 7), (2, 3, 2), (1, 2, 2), (1, 1, 0), (1, 1, 2), False, torch.uint8),
+    "large volume": ((4, 9, 30), (3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1), True, torch.int16),
 }
+_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
+_POOL = {2: F.max_pool2d, 3: F.max_pool3d}
 
 
 @pytest.fixture(autouse=True)
@@ -32,34 +36,38 @@ def _small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("least", [1, 2**20], ids=["one image at a time", "all at once"])
-@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format], ids=["last", "first"])
+@pytest.mark.parametrize("is_last", [True, False], ids=["last", "first"])
+@pytest.mark.parametrize("channels", [3, 9])
 @pytest.mark.parametrize("case", CASES)
 def test_the_bits_are_torchs_own(
-    case: str, layout: torch.memory_format, least: int, monkeypatch: pytest.MonkeyPatch
+    case: str, channels: int, is_last: bool, least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(max_pooling, "PLACES_BYTES", least)
     size, *along, ceiling, places = CASES[case]
-    x = torch.randint(0, 9, (2, 3, *size)).float()  # many equal ones
+    x = torch.randint(0, 9, (2, channels, *size)).float()  # many equal ones
     x[0, 0, 0, 0] = torch.nan
-    x = x.contiguous(memory_format=layout).requires_grad_()
+    x = (x.contiguous(memory_format=_LAST[len(size)]) if is_last else x).requires_grad_()
     saved: list[Tensor] = []
     with saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
         found = pool_max(x, along, ceiling)
-    expected = F.max_pool2d(x, *along, ceiling)
+    expected = _POOL[len(size)](x, *along, ceiling)
     assert [(t.shape, t.dtype) for t in saved] == [(found.shape, places)]
     shares = torch.randn(expected.shape)  # a gradient with the channels first, whatever the layout of x is
     pairs = [(found, expected)]
     pairs += [tuple(torch.autograd.grad((y * shares).sum(), x)[0] for y in (found, expected))]
+    with torch.no_grad():
+        pairs += [(pool_max(x, along, ceiling), expected)]
     for one, other in pairs:
         torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
         assert one.stride() == other.stride()
 
 
-def test_gradients_and_their_gradients_are_those_of_finite_differences() -> None:
-    x = torch.randperm(2 * 2 * 7 * 7).reshape(2, 2, 7, 7).double().requires_grad_()
+@pytest.mark.parametrize("shape", [(2, 2, 7), (2, 2, 7, 7), (1, 9, 4, 4), (1, 2, 4, 4, 4)])
+def test_gradients_and_their_gradients_are_those_of_finite_differences(shape: tuple[int, ...]) -> None:
+    x = torch.randperm(torch.Size(shape).numel()).reshape(shape).double().requires_grad_()
 
     def pooled(x: Tensor) -> Tensor:
-        return pool_max(x, ((3, 3), (2, 2), (1, 1), (1, 1)), False)
+        return pool_max(x, [(size,) * (x.dim() - 2) for size in (3, 2, 1, 1)], False)
 
     assert torch.autograd.gradcheck(pooled, (x,))
     assert torch.autograd.gradgradcheck(pooled, (x,))
@@ -72,8 +80,10 @@ def test_few_places_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     assert type(pooled.grad_fn).__name__ == "MaxPool2DWithIndicesBackward0"
 
 
-@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format], ids=["last", "first"])
-def test_traced_for_the_compiler_the_bits_are_torchs_own(layout: torch.memory_format) -> None:
+@pytest.mark.parametrize("size", [(12, 9), (5, 6, 7)], ids=["image", "volume"])
+@pytest.mark.parametrize("channels", [3, 9])
+@pytest.mark.parametrize("is_last", [True, False], ids=["last", "first"])
+def test_traced_for_the_compiler_the_bits_are_torchs_own(size: tuple[int, ...], channels: int, is_last: bool) -> None:
     """With the kernel of torch in place of the compiler's, which overlapping windows make four times as slow."""
     targets = []
 
@@ -81,10 +91,11 @@ def test_traced_for_the_compiler_the_bits_are_torchs_own(layout: torch.memory_fo
         targets.extend(str(node.target) for node in module.graph.nodes)
         return module.forward
 
-    along = ((3, 3), (2, 2), (1, 1), (1, 1))
+    along = [(one,) * len(size) for one in (3, 2, 1, 1)]
     pooled = torch.compile(lambda x: pool_max(x, along, False), backend=backend, dynamic=False)
-    x = torch.randint(0, 9, (2, 3, 12, 9)).float().contiguous(memory_format=layout).requires_grad_()
-    found, expected = pooled(x), F.max_pool2d(x, *along)
+    x = torch.randint(0, 9, (2, channels, *size)).float()
+    x = (x.contiguous(memory_format=_LAST[len(size)]) if is_last else x).requires_grad_()
+    found, expected = pooled(x), _POOL[len(size)](x, *along)
     shares = torch.randn(expected.shape)
     (of_found,), (of_expected,) = (torch.autograd.grad((y * shares).sum(), x) for y in (found, expected))
     assert torch.equal(found, expected)

@@ -17,7 +17,7 @@ from onward.lowering.kernels.average_pooling import pool_average
 from onward.lowering.kernels.dtypes import wide_on_cpus
 from onward.lowering.kernels.max_pooling import pool_max
 from onward.lowering.kernels.rematerialize import saved_tensor_hook
-from onward.lowering.kernels.wide_gradients import rounds_each, with_wide_gradient
+from onward.lowering.kernels.wide_gradients import with_wide_gradient
 from onward.lowering.kernels.windows import Windows, check_length, lay_windows, pad_spatial, split_pads
 from onward.lowering.registry import lowers
 
@@ -88,14 +88,11 @@ def _pool_max(
     its leading axes of the maxima over its last three.
     """
     n = X.dim() - 2
-    if n == 1 and not want_indices and rounds_each(X):
-        flat = tuple((neutral, *one) for neutral, one in zip((1, 1, 0, 1), along, strict=True))
-        return pool_max(X.unsqueeze(2), flat, ceiling).squeeze(2), None
-    if n == 2 and not want_indices:
+    if n <= 3 and not want_indices:
         return pool_max(X, along, ceiling), None
     if n <= 3:
-        pooled = _MAX_POOL[n](X, *along, ceiling, return_indices=want_indices)
-        return pooled if want_indices else (pooled, None)
+        Y, places = _MAX_POOL[n](X, *along, ceiling, return_indices=True)
+        return Y, places
     last = tuple(range(-3, 0))
     Y, inner = _pool_max(X.flatten(1, n - 2), tuple(one[-3:] for one in along), ceiling, want_indices)
 
