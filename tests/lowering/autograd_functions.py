@@ -115,7 +115,7 @@ def _convolved(turns: bool, swaps: bool) -> Call:
     def call(x: Tensor, W: Tensor, B: Tensor) -> Tensor:
         if not is_plain(x) or torch.is_autocast_enabled("cpu"):
             return F.conv2d(x, W, B, *along)
-        found: Tensor = convolution_gradients._Convolution.apply(x, W, B, along, turns, swaps)
+        found: Tensor = convolution_gradients._Convolution.apply(x, W, B, along, turns, swaps, False)
         return found
 
     return call

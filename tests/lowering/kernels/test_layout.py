@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._inductor.utils import run_and_get_code
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import onward.lowering.kernels.layout as layout
+from onward.engine.network.compilation import options_for
 from onward.lowering.kernels.layout import convolve_images
 from onward.lowering.ops.activation import elu, gelu, hard_swish, leaky_relu, relu, swish
 
@@ -27,6 +30,13 @@ CASES = {
     "a pixel, padded": ((6, 9), (10, 6, 1, 1), 1, 1, 1, 1),
     "a pixel, in groups": ((6, 9), (10, 3, 1, 1), 1, 0, 1, 2),
 }
+STAYING = {
+    "larger weight than image": CASES["larger weight than image"],
+    "few channels": ((3, 8), (4, 3, 3, 3), 1, 1, 1, 1),
+    "few channels, with stride": ((4, 8), (3, 4, 3, 3), 2, 1, 1, 1),
+}
+"""With the channels first."""
+PRODUCTS = {"a pixel": CASES["a pixel"], "a patch": ((3, 8), (6, 3, 4, 4), 4, 0, 1, 1)}
 
 
 @pytest.mark.parametrize("comes", [LAST, torch.contiguous_format], ids=["channels last", "channels first"])
@@ -54,6 +64,33 @@ def test_the_numbers_are_torchs_own(case: str, with_bias: bool, comes: torch.mem
         assert leaf.grad is not None
         assert wide.grad is not None
         torch.testing.assert_close(leaf.grad.double(), wide.grad, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for CPUs with g++")
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by torch's compiler
+@pytest.mark.parametrize("case", STAYING | PRODUCTS)
+def test_compiled_code_computes_the_same(case: str) -> None:
+    """It lays out with the channels last whatever its own convolutions read."""
+    (channels, size), kernel, stride, padding, dilation, groups = (STAYING | PRODUCTS)[case]
+    along = (stride,) * 2, (padding,) * 2, (dilation,) * 2, groups
+    torch.manual_seed(0)
+    leaves = [torch.randn(shape, requires_grad=True) for shape in ((2, channels, size, size), kernel, kernel[:1])]
+
+    def compute(X: torch.Tensor, W: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
+        return convolve_images(X.sigmoid(), W, B, *along, True).tanh()
+
+    def run(function: Any, *given: torch.Tensor) -> list[torch.Tensor]:
+        result = function(*given)
+        torch.manual_seed(1)
+        return [result, *torch.autograd.grad(result, given, torch.randn(result.shape).to(result.dtype))]
+
+    compiled = torch.compile(compute, dynamic=False, options=options_for(torch.device("cpu")))
+    found, sources = run_and_get_code(run, compiled, *leaves)
+    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    expected = run(lambda X, W, B: F.conv2d(X.sigmoid(), W, B, *along).tanh(), *exact)
+    for one, wide in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.double(), wide, rtol=1e-5, atol=2e-5)
+    assert all(("onward.convolution" in source) is (case in STAYING) for source in sources)
 
 
 def test_images_of_one_channel_are_laid_out_channels_last_without_a_copy() -> None:

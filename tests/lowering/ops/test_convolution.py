@@ -71,6 +71,10 @@ TRANSPOSED = [
     ((1, 2, 5, 4), (2, 3, 3, 3), {"strides": [2, 1], "auto_pad": "VALID"}),
     ((1, 2, 5, 4), (2, 3, 3, 3), {"dilations": [2, 2], "pads": [0, 2, 1, 0]}),
     ((1, 2, 3, 4, 3), (2, 3, 2, 3, 2), {"strides": [2, 1, 2], "pads": [0, 1, 0, 1, 0, 0]}),
+    # Results side by side.
+    ((2, 3, 5), (3, 4, 2), {"strides": [2]}),
+    ((2, 3, 4, 3), (3, 2, 2, 3), {"strides": [2, 3]}),
+    ((1, 2, 2, 3, 2), (2, 3, 2, 1, 2), {"strides": [2, 1, 2]}),
 ]
 
 
@@ -85,7 +89,7 @@ def test_conv_transpose_equals_onnxruntime(
     check_against_onnxruntime(model, X, W, B, atol=1e-5)
 
 
-@pytest.mark.parametrize(("shape", "kernel", "attributes"), [TRANSPOSED[i] for i in (0, 1, 2, 3, 9)])
+@pytest.mark.parametrize(("shape", "kernel", "attributes"), [TRANSPOSED[i] for i in (0, 1, 2, 3, 9, 11, 12, 13)])
 def test_conv_transpose_gradients(shape: tuple[int, ...], kernel: tuple[int, ...], attributes: dict[str, Any]) -> None:
     X, W = _draw(*shape, dtype=float), _draw(*kernel, dtype=float)
     B = _draw(kernel[1] * attributes.get("group", 1), dtype=float)
@@ -95,6 +99,7 @@ def test_conv_transpose_gradients(shape: tuple[int, ...], kernel: tuple[int, ...
 FOUR_AXES = [
     ((1, 4, 3, 2, 2, 1), (4, 2, 2, 2, 3, 1), {"group": 2, "strides": [2, 1, 3, 1]}),
     ((2, 2, 3, 2, 3, 2), (2, 3, 2, 3, 2, 2), {"strides": [2, 1, 2, 1], "pads": [1, 0, 1, 1, 0, 1, 1, 0]}),
+    ((2, 2, 3, 2, 3, 2), (2, 3, 2, 1, 2, 3), {"strides": [2, 1, 2, 3]}),
     (
         (1, 1, 2, 1, 2, 2),
         (1, 2, 2, 2, 1, 2),

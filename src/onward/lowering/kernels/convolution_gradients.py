@@ -1,6 +1,8 @@
 """Convolutions on CPUs whose gradients are computed as other convolutions, where oneDNN has no kernel of its own.
 
 It fills few channels up to 16 before it computes gradients of images, and has none of depthwise weights beyond 3 x 3.
+In compiled code images that keep the channels first are convolved by operators of onward's own, whose layout torch's
+compiler leaves as it is: it lays out all that its own convolutions read with the channels last.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.flop_counter import conv_flop_count, register_flop_formula
 
 from onward.lowering.passes import is_plain, is_traced
 
@@ -43,16 +46,17 @@ def convolution(
     group: int,
     stays: bool = False,
 ) -> Tensor:
-    """`conv1d`, `conv2d` or `conv3d`; an image of few channels `stays` as it is, with the channels first."""
+    """`conv1d`, `conv2d` or `conv3d`; an image that `stays` has the channels first, as its result."""
     along = tuple(stride), tuple(padding), tuple(dilation), group
     if not _is_for_onednn(X, W):
         return _CONVOLVE[X.dim() - 2](X, W, B, *along)
     is_trained = torch.is_grad_enabled()
     turns = is_trained and X.requires_grad and _turns(X, W, along, stays)
     swaps = is_trained and W.requires_grad and _swaps(X, W, group)
-    if not (turns or swaps):
+    is_called = stays and torch.compiler.is_compiling()
+    if not (turns or swaps or is_called):
         return _convolve(X, W, B, along)
-    result: Tensor = _Convolution.apply(X, W, B, along, turns, swaps)  # type: ignore[no-untyped-call]
+    result: Tensor = _Convolution.apply(X, W, B, along, turns, swaps, is_called)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -101,59 +105,174 @@ def _is_depthwise(X: Tensor, W: Tensor, group: int) -> bool:
 
 class _Convolution(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, X: Tensor, W: Tensor, B: Tensor | None, along: Along, turns: bool, swaps: bool) -> Tensor:
-        """Keeps the images and the weight."""
+    def forward(
+        ctx: Any, X: Tensor, W: Tensor, B: Tensor | None, along: Along, turns: bool, swaps: bool, is_called: bool
+    ) -> Tensor:
+        """Keeps the images and the weight. What `is_called` is an operator of its own in compiled code."""
         ctx.save_for_backward(X, W)
-        ctx.along, ctx.turns, ctx.swaps = along, turns, swaps
-        return _convolve(X, W, B, along)
+        ctx.along, ctx.turns, ctx.swaps, ctx.is_called = _as_lists(along), turns, swaps, is_called
+        return _called(X, W, B, *ctx.along) if is_called else _convolve(X, W, B, along)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Of what is no convolution torch's own; can be differentiated."""
-        (gradient,), (X, W), (stride, padding, dilation, group) = gradients, ctx.saved_tensors, ctx.along
+        (gradient,), (X, W), along = gradients, ctx.saved_tensors, ctx.along
         of_image, of_weight, of_bias = ctx.needs_input_grad[:3]
+        turns, swaps = ctx.turns or ctx.is_called, ctx.swaps or ctx.is_called
         results: list[Tensor | None] = [None, None, None]
-        if of_image and ctx.turns:
-            turned = W.flip(list(range(2, W.dim())))
-            turned = turned.transpose(0, 1) if group == 1 else turned
-            rest = _turned_padding(W, padding, dilation)
-            results[0] = _convolve(gradient, turned, None, (stride, rest, dilation, group))
-        if of_weight and ctx.swaps:
-            swap = _depthwise_weight_gradient if torch.compiler.is_compiling() else _swap
-            results[1] = swap(gradient, X, list(W.shape), list(stride), list(padding), list(dilation))
-        if of_bias and ctx.swaps:
+        if of_image and turns:
+            of_images: Any = _called_image_gradient if ctx.is_called else _image_gradient
+            results[0] = of_images(gradient, X, W, *along, ctx.turns)
+        if of_weight and swaps:
+            of_weights: Any = _called_weight_gradient if torch.compiler.is_compiling() else _weight_gradient
+            results[1] = of_weights(gradient, X, W, *along, ctx.swaps)
+        if of_bias and swaps:
             results[2] = gradient.sum([axis for axis in range(gradient.dim()) if axis != 1])
-        mask = [of_image and not ctx.turns, of_weight and not ctx.swaps, of_bias and not ctx.swaps]
+        mask = [of_image and not turns, of_weight and not swaps, of_bias and not swaps]
         if any(mask):
-            along = list(stride), list(padding), list(dilation), False, [0] * len(stride), group
-            found = torch.ops.aten.convolution_backward(gradient, X, W, [W.shape[0]], *along, mask)
+            found = _of_torch(mask, gradient, X, W, *along)
             results = [own if own is not None else one for own, one in zip(results, found, strict=True)]
-        return *results, None, None, None
+        return *results, None, None, None, None
 
 
-def _swap(
-    gradient: Tensor, X: Tensor, weight: list[int], stride: list[int], padding: list[int], dilation: list[int]
+def _as_lists(along: Along) -> tuple[list[int], list[int], list[int], int]:
+    """As operators of torch want them."""
+    stride, padding, dilation, group = along
+    return list(stride), list(padding), list(dilation), group
+
+
+def _of_torch(
+    mask: list[bool],
+    gradient: Tensor,
+    X: Tensor,
+    W: Tensor,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    group: int,
+) -> Sequence[Any]:
+    """Gradients of image, weight and bias, as far as the mask asks for them."""
+    along = stride, padding, dilation, False, [0] * len(stride), group
+    found: Sequence[Any] = torch.ops.aten.convolution_backward(gradient, X, W, [W.shape[0]], *along, mask)
+    return found
+
+
+def _image_gradient(
+    gradient: Tensor,
+    X: Tensor,
+    W: Tensor,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    group: int,
+    turns: bool,
 ) -> Tensor:
-    """The gradient [C, 1, k1, ..] of a depthwise weight: every image's channel convolved with its result's gradient.
+    """As a convolution of the result's gradient with the weight turned around, or torch's own."""
+    if not turns:
+        found: Tensor = _of_torch([True, False, False], gradient, X, W, stride, padding, dilation, group)[0]
+        return found
+    turned = W.flip(list(range(2, W.dim())))
+    turned = turned.transpose(0, 1) if group == 1 else turned
+    rest = _turned_padding(W, padding, dilation)
+    return _convolve(gradient, turned, None, (tuple(stride), rest, tuple(dilation), group))
+
+
+def _weight_gradient(
+    gradient: Tensor,
+    X: Tensor,
+    W: Tensor,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    group: int,
+    swaps: bool,
+) -> Tensor:
+    """Of a depthwise weight that `swaps` [C, 1, k1, ..] every image's channel convolved with its result's gradient.
 
     As kernels the gradients step by the dilation and reach by the stride; what lies beyond an image's last step is cut.
     """
+    if not swaps:
+        found: Tensor = _of_torch([False, True, False], gradient, X, W, stride, padding, dilation, group)[1]
+        return found
     count, channels = X.shape[:2]
     if not count:
-        return gradient.new_zeros(weight)
+        return torch.zeros_like(W)
     images = X.contiguous().view(1, count * channels, *X.shape[2:])
     kernels = gradient.contiguous().view(count * channels, 1, *gradient.shape[2:])
     along = tuple(dilation), tuple(padding), tuple(stride), count * channels
     places = _convolve(images, kernels, None, along)
-    for axis, size in enumerate(weight[2:], 2):
+    for axis, size in enumerate(W.shape[2:], 2):
         places = places.narrow(axis, 0, size)
-    return places.reshape(count, *weight).sum(0)
+    return places.reshape(count, *W.shape).sum(0)
 
 
-# Code that torch's compiler writes has the channels last wherever a convolution reads them.
-_depthwise_weight_gradient = torch.library.custom_op("onward::depthwise_weight_gradient", _swap, mutates_args=())
+# ---------------------------------------------------------------------- in compiled code
 
 
-@_depthwise_weight_gradient.register_fake
-def _(gradient: Tensor, X: Tensor, weight: list[int], *_: Any) -> Tensor:
-    return gradient.new_empty(weight)
+def _convolve_first(
+    X: Tensor,
+    W: Tensor,
+    B: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    group: int,
+) -> Tensor:
+    return _convolve(X, W, B, (tuple(stride), tuple(padding), tuple(dilation), group)).contiguous()
+
+
+def _image_gradient_first(
+    gradient: Tensor,
+    X: Tensor,
+    W: Tensor,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    group: int,
+    turns: bool,
+) -> Tensor:
+    return _image_gradient(gradient, X, W, stride, padding, dilation, group, turns).contiguous()
+
+
+def _weight_gradient_first(
+    gradient: Tensor,
+    X: Tensor,
+    W: Tensor,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    group: int,
+    swaps: bool,
+) -> Tensor:
+    return _weight_gradient(gradient, X, W, stride, padding, dilation, group, swaps).contiguous()
+
+
+_called = torch.library.custom_op("onward::convolution", _convolve_first, mutates_args=())
+_called_image_gradient = torch.library.custom_op(
+    "onward::convolution_image_gradient", _image_gradient_first, mutates_args=()
+)
+_called_weight_gradient = torch.library.custom_op(
+    "onward::convolution_weight_gradient", _weight_gradient_first, mutates_args=()
+)
+_called.register_fake(_convolve_first)
+
+
+@_called_image_gradient.register_fake
+def _(gradient: Tensor, X: Tensor, *_: Any) -> Tensor:
+    return gradient.new_empty(X.shape)
+
+
+@_called_weight_gradient.register_fake
+def _(gradient: Tensor, X: Tensor, W: Tensor, *_: Any) -> Tensor:
+    return gradient.new_empty(W.shape)
+
+
+@register_flop_formula([torch.ops.onward.convolution])
+def _(image: list[int], weight: list[int], *_: Any, out_shape: list[int]) -> int:
+    """For the choice of what is kept for the backward pass, as torch counts those of its own convolutions."""
+    return conv_flop_count(image, weight, out_shape)
+
+
+@register_flop_formula([torch.ops.onward.convolution_image_gradient, torch.ops.onward.convolution_weight_gradient])
+def _(gradient: list[int], image: list[int], weight: list[int], *_: Any, **__: Any) -> int:
+    return conv_flop_count(image, weight, gradient)

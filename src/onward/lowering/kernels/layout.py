@@ -40,9 +40,9 @@ def convolve_images(
 ) -> Tensor:
     """`conv2d` of X (N, C, D1, D2), W (M, C/g, k1, k2) and B (M), in whichever layout is the faster one.
 
-    Without `channels_last_images` X stays in the layout that it comes in. torch's compiler chooses a layout by itself,
-    but is given X with the channels last in 16 bits on a GPU: it leaves the first convolution of a network, a segment
-    of few nodes, as it comes.
+    Without `channels_last_images` X stays in the layout that it comes in. On a GPU torch's compiler chooses a layout by
+    itself, but is given X with the channels last in 16 bits: it leaves the first convolution of a network, a segment of
+    few nodes, as it comes.
 
     A kernel of one pixel is a linear layer over the channels of every pixel, a single product of matrices. Where the
     weight is larger than the image it is the image that is converted, and its result converted back.
@@ -54,19 +54,21 @@ def convolve_images(
             return convolution(X, W, B, stride, padding, dilation, group)
     if not is_exact(X.shape[1], stride) and not X.is_cuda:
         X = X.squeeze(1).contiguous().unsqueeze(1)  # with the strides that torch takes for channels first
-        return convolution(X, W, B, stride, padding, dilation, group)
+        return convolution(X, W, B, stride, padding, dilation, group, stays=True)
     has_patches = X.shape[2] >= stride[0] and X.shape[3] >= stride[1]  # torch reports an image that is too small
     if group == 1 and has_patches and not X.is_cuda and is_of_patches(W.shape, stride, padding, dilation):
         return _convolve_patches(X, W, B)
     if not (X.is_cuda or pays(X.shape, W.shape, stride)):
+        X = X.contiguous() if torch.compiler.is_compiling() else X
         with saved_tensor_hook(X):
             return convolution(X, W, B, stride, padding, dilation, group, stays=True)
     last = torch.channels_last
     is_of_pixels = tuple(W.shape[2:]) == (1, 1) and group == 1 and not any(padding)
     if not X.is_cuda and not is_of_pixels and W.numel() > X.numel():
-        plain = convolution(X.contiguous(), W, B, stride, padding, dilation, group)
+        plain = convolution(X.contiguous(), W, B, stride, padding, dilation, group, stays=True)
         return plain.contiguous(memory_format=last)
-    X = channels_last(X)
+    if is_of_pixels or not torch.compiler.is_compiling():  # which lays out the rest by itself
+        X = channels_last(X)
     with saved_tensor_hook(X):
         if is_of_pixels and not X.is_cuda:
             pixels = X[:, :, :: stride[0], :: stride[1]].permute(0, 2, 3, 1)
@@ -119,6 +121,8 @@ def channels_last(X: Tensor) -> Tensor:
     The strides of one channel fit both layouts, and torch takes them for the other one: then its convolution goes
     through a gradient with the channels last element by element, 8 times as long as through one that it expects.
     """
+    if torch.compiler.is_compiling():
+        return X.contiguous(memory_format=torch.channels_last)
     if X.shape[1] != 1 or not X.is_contiguous() or of(X) is not None:
         return to_memory_format(X, torch.channels_last)
     return X.squeeze(1).unsqueeze(-1).permute(0, 3, 1, 2)
@@ -131,10 +135,11 @@ def has_channels_last(X: Tensor) -> bool:
 
 def _helps(X: Tensor) -> bool:
     """On CPUs in 32 bits and less, on GPUs in 16."""
-    if torch.compiler.is_compiling() or get_proxy_mode() is not None:
+    is_compiled = torch.compiler.is_compiling()
+    if not is_compiled and get_proxy_mode() is not None:
         return False
     if X.is_cuda:
-        return _is_low_on_gpu(X)
+        return not is_compiled and _is_low_on_gpu(X)
     return X.device.type == "cpu" and X.dtype in (torch.float32, torch.bfloat16)
 
 
