@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onward.graph.operators import Fact, operators_with
 from onward.graph.training_graph import TrainingGraph
-from onward.lowering.kernels.layout import MOST_SMALL_CHANNELS
+from onward.lowering.kernels.layout import MOST_SMALL_CHANNELS, pays
 from onward.plan.costs.costs import OPERATIONS_PER_BYTE, GraphCosts
 from onward.plan.roles import node_id
 
@@ -32,9 +32,6 @@ _KERNELS = {"RMSNormalization": 3, "RotaryEmbedding": 3, "SwiGLU": 2}
 
 _CONVOLUTIONS = operators_with(Fact.CONVOLUTION)
 
-_LOST_OF_A_CONVOLUTION = 0.15
-"""Of its time: compiled code converts weights at each call, and joins nothing with it."""
-
 _LOST_WITH_FEW_CHANNELS = 2.5
 """Of the time of a convolution of so few channels that they are better not last, as compiled code has them."""
 
@@ -51,7 +48,8 @@ class CompilationGain:
 
     Attributes:
         seconds: what it takes uncompiled, on one core.
-        saved_seconds: what passes over memory take that compiled code would not make, less what convolutions lose.
+        saved_seconds: what passes over memory take that compiled code would not make, less what convolutions of
+            few channels lose.
     """
 
     seconds: float
@@ -78,8 +76,8 @@ def estimate_gain(graph: TrainingGraph, costs: GraphCosts) -> CompilationGain:
         products = cost.forward + cost.backward_input + cost.backward_weight
         taken = _seconds_to_move(_moved_bytes(node, costs)) + products / _OPERATIONS_PER_SECOND
         seconds += taken
-        if node.op_type in _CONVOLUTIONS:
-            lost += taken * (_LOST_WITH_FEW_CHANNELS if _has_few_channels(node) else _LOST_OF_A_CONVOLUTION)
+        if node.op_type in _CONVOLUTIONS and _has_few_channels(node) and not _stays(node):
+            lost += taken * _LOST_WITH_FEW_CHANNELS
     moved_bytes = sum(_moved_bytes(node, costs) for node in joined)
     return CompilationGain(
         seconds=seconds,
@@ -133,3 +131,13 @@ def _has_few_channels(convolution: ir.Node) -> bool:
     if weight is None or len(weight) < 2:
         return False
     return all(isinstance(n, int) and n <= MOST_SMALL_CHANNELS for n in weight.dims[:2])
+
+
+def _stays(convolution: ir.Node) -> bool:
+    """Whether its images are so small that compiled code leaves the channels first, too."""
+    image, weight = (value.shape if value is not None else None for value in convolution.inputs[:2])
+    if convolution.op_type != "Conv" or image is None or weight is None or len(image) != 4:
+        return False
+    strides = convolution.attributes.get_ints("strides", [1, 1])
+    sizes = [*image.dims[1:], *weight.dims]
+    return all(isinstance(n, int) for n in sizes) and not pays((1, *sizes[:3]), sizes[3:], strides)  # type: ignore[arg-type]
