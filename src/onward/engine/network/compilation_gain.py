@@ -76,7 +76,7 @@ def estimate_gain(graph: TrainingGraph, costs: GraphCosts) -> CompilationGain:
         products = cost.forward + cost.backward_input + cost.backward_weight
         taken = _seconds_to_move(_moved_bytes(node, costs)) + products / _OPERATIONS_PER_SECOND
         seconds += taken
-        if node.op_type in _CONVOLUTIONS and _has_few_channels(node) and not _stays(node):
+        if node.op_type in _CONVOLUTIONS and _has_few_channels(node) and not _stays(node, costs):
             lost += taken * _LOST_WITH_FEW_CHANNELS
     moved_bytes = sum(_moved_bytes(node, costs) for node in joined)
     return CompilationGain(
@@ -133,11 +133,9 @@ def _has_few_channels(convolution: ir.Node) -> bool:
     return all(isinstance(n, int) and n <= MOST_SMALL_CHANNELS for n in weight.dims[:2])
 
 
-def _stays(convolution: ir.Node) -> bool:
+def _stays(convolution: ir.Node, costs: GraphCosts) -> bool:
     """Whether its images are so small that compiled code leaves the channels first, too."""
-    image, weight = (value.shape if value is not None else None for value in convolution.inputs[:2])
-    if convolution.op_type != "Conv" or image is None or weight is None or len(image) != 4:
+    image, weight = (costs.shapes[str(value.name)] for value in convolution.inputs[:2] if value is not None)
+    if convolution.op_type != "Conv" or len(image) != 4:
         return False
-    strides = convolution.attributes.get_ints("strides", [1, 1])
-    sizes = [*image.dims[1:], *weight.dims]
-    return all(isinstance(n, int) for n in sizes) and not pays((1, *sizes[:3]), sizes[3:], strides)  # type: ignore[arg-type]
+    return not pays(image, weight, convolution.attributes.get_ints("strides", [1, 1]))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
@@ -79,6 +79,7 @@ class GraphCosts:
         nodes: by the name of their first output.
         value_bytes: of every value, as far as its shape is known.
         weight_bytes: of every trained weight and running statistic, as stored.
+        shapes: of every value that nodes read; as `value_bytes`, guesses where they are not known.
         uncounted: nodes whose operations are guessed or left out: sizes that depend on values, nested graphs,
             operators outside the standard.
         guessed: those of them with matmuls whose sizes are guessed.
@@ -87,6 +88,7 @@ class GraphCosts:
     nodes: Mapping[str, NodeCost]
     value_bytes: Mapping[str, float]
     weight_bytes: Mapping[str, int]
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     uncounted: frozenset[str] = frozenset()
     guessed: frozenset[str] = frozenset()
 
@@ -131,6 +133,7 @@ def measure_costs(
         nodes=nodes,
         value_bytes=value_bytes,
         weight_bytes=weight_bytes,
+        shapes={str(value.name): found.of(value) for node in roles.nodes for value in node.inputs if value is not None},
         uncounted=uncounted,
         guessed=guessed,
     )
