@@ -7,9 +7,10 @@ compiler leaves as it is: it lays out all that its own convolutions read with th
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +33,7 @@ times as long as that does of images with a border of zeros."""
 
 _CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
+P = ParamSpec("P")
 Along = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]
 """Stride, padding and dilation of each axis, and the groups."""
 
@@ -187,7 +189,7 @@ def _weight_gradient(
     group: int,
     swaps: bool,
 ) -> Tensor:
-    """Of a depthwise weight that `swaps` [C, 1, k1, ..] every image's channel convolved with its result's gradient.
+    """torch's own; of a depthwise weight [C, 1, k1, ..] that `swaps`, each image's channel convolved with its gradient.
 
     As kernels the gradients step by the dilation and reach by the stride; what lies beyond an image's last step is cut.
     """
@@ -209,6 +211,17 @@ def _weight_gradient(
 # ---------------------------------------------------------------------- in compiled code
 
 
+def _with_channels_first(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
+    """What compiled code is told of a result's layout holds."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> Tensor:
+        return function(*args, **kwargs).contiguous()
+
+    return call
+
+
+@_with_channels_first
 def _convolve_first(
     X: Tensor,
     W: Tensor,
@@ -218,41 +231,15 @@ def _convolve_first(
     dilation: list[int],
     group: int,
 ) -> Tensor:
-    return _convolve(X, W, B, (tuple(stride), tuple(padding), tuple(dilation), group)).contiguous()
-
-
-def _image_gradient_first(
-    gradient: Tensor,
-    X: Tensor,
-    W: Tensor,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    group: int,
-    turns: bool,
-) -> Tensor:
-    return _image_gradient(gradient, X, W, stride, padding, dilation, group, turns).contiguous()
-
-
-def _weight_gradient_first(
-    gradient: Tensor,
-    X: Tensor,
-    W: Tensor,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    group: int,
-    swaps: bool,
-) -> Tensor:
-    return _weight_gradient(gradient, X, W, stride, padding, dilation, group, swaps).contiguous()
+    return _convolve(X, W, B, (tuple(stride), tuple(padding), tuple(dilation), group))
 
 
 _called = torch.library.custom_op("onward::convolution", _convolve_first, mutates_args=())
 _called_image_gradient = torch.library.custom_op(
-    "onward::convolution_image_gradient", _image_gradient_first, mutates_args=()
+    "onward::convolution_image_gradient", _with_channels_first(_image_gradient), mutates_args=()
 )
 _called_weight_gradient = torch.library.custom_op(
-    "onward::convolution_weight_gradient", _weight_gradient_first, mutates_args=()
+    "onward::convolution_weight_gradient", _with_channels_first(_weight_gradient), mutates_args=()
 )
 _called.register_fake(_convolve_first)
 
