@@ -118,3 +118,16 @@ def test_compiled_code_computes_the_same(name: str) -> None:
     compiled = torch.compile(convolution, dynamic=False, options=options_for(torch.device("cpu")))
     for one, expected in zip(gradients(given, along, compiled), gradients(given, along, convolution), strict=True):
         torch.testing.assert_close(one, expected, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", [*SWAPPED, *TURNED])
+def test_torchs_compiler_is_told_what_its_operators_give(name: str) -> None:
+    image, weight, along = (SWAPPED | TURNED)[name]
+    X, W, B = (tensor.detach() for tensor in drawn(image, weight, torch.float32))
+    lists = [list(one) for one in along[:3]]
+    gradient = torch.ones_like(torch.ops.onward.convolution(X, W, B, *lists, along[3]))
+    torch.library.opcheck(torch.ops.onward.convolution.default, (X, W, B, *lists, along[3]))
+    ways = ("image", name in TURNED), ("image", False), ("weight", name in SWAPPED), ("weight", False)
+    for what, is_own in ways:
+        operator = getattr(torch.ops.onward, f"convolution_{what}_gradient").default
+        torch.library.opcheck(operator, (gradient, X, W, *lists, along[3], is_own))
