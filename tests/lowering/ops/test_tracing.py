@@ -41,6 +41,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], int]] = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by torch's compiler
 @pytest.mark.parametrize(("op_type", "inputs", "attributes", "stored", "opset"), CASES)
 def test_traces_without_a_graph_break(
     op_type: str, inputs: dict[str, Any], attributes: dict[str, Any], stored: dict[str, Any], opset: int
