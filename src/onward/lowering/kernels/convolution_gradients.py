@@ -132,7 +132,7 @@ class _Convolution(torch.autograd.Function):
             results[2] = gradient.sum([axis for axis in range(gradient.dim()) if axis != 1])
         mask = [of_image and not turns, of_weight and not swaps, of_bias and not swaps]
         if any(mask):
-            found = _of_torch(mask, gradient, X, W, *along)
+            found = _of_torch(mask, gradient, X, W, along)
             results = [own if own is not None else one for own, one in zip(results, found, strict=True)]
         return *results, None, None, None, None
 
@@ -143,19 +143,11 @@ def _as_lists(along: Along) -> tuple[list[int], list[int], list[int], int]:
     return list(stride), list(padding), list(dilation), group
 
 
-def _of_torch(
-    mask: list[bool],
-    gradient: Tensor,
-    X: Tensor,
-    W: Tensor,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    group: int,
-) -> Sequence[Any]:
+def _of_torch(mask: list[bool], gradient: Tensor, X: Tensor, W: Tensor, along: Sequence[Any]) -> Sequence[Any]:
     """Gradients of image, weight and bias, as far as the mask asks for them."""
-    along = stride, padding, dilation, False, [0] * len(stride), group
-    found: Sequence[Any] = torch.ops.aten.convolution_backward(gradient, X, W, [W.shape[0]], *along, mask)
+    *windows, group = along
+    others = [W.shape[0]], *windows, False, [0] * len(windows[0]), group
+    found: Sequence[Any] = torch.ops.aten.convolution_backward(gradient, X, W, *others, mask)
     return found
 
 
@@ -171,7 +163,7 @@ def _image_gradient(
 ) -> Tensor:
     """As a convolution of the result's gradient with the weight turned around, or torch's own."""
     if not turns:
-        found: Tensor = _of_torch([True, False, False], gradient, X, W, stride, padding, dilation, group)[0]
+        found: Tensor = _of_torch([True, False, False], gradient, X, W, (stride, padding, dilation, group))[0]
         return found
     turned = W.flip(list(range(2, W.dim())))
     turned = turned.transpose(0, 1) if group == 1 else turned
@@ -194,7 +186,7 @@ def _weight_gradient(
     As kernels the gradients step by the dilation and reach by the stride; what lies beyond an image's last step is cut.
     """
     if not swaps:
-        found: Tensor = _of_torch([False, True, False], gradient, X, W, stride, padding, dilation, group)[1]
+        found: Tensor = _of_torch([False, True, False], gradient, X, W, (stride, padding, dilation, group))[1]
         return found
     count, channels = X.shape[:2]
     if not count:

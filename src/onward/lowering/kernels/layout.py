@@ -128,9 +128,13 @@ def channels_last(X: Tensor) -> Tensor:
     return X.squeeze(1).unsqueeze(-1).permute(0, 3, 1, 2)
 
 
+LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""The layout of as many dimensions, those of images and volumes."""
+
+
 def has_channels_last(X: Tensor) -> bool:
-    """Whether the channels [N, C, D1, D2] of a pixel lie side by side, and not also as they do channels-first."""
-    return X.is_contiguous(memory_format=torch.channels_last) and not X.is_contiguous()
+    """Whether the channels [N, C, D1, ...] of a pixel lie side by side, and not also as they do channels-first."""
+    return X.is_contiguous(memory_format=LAST[X.dim()]) and not X.is_contiguous()
 
 
 def _helps(X: Tensor) -> bool:

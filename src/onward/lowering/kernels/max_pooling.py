@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onward.lowering.kernels.dtypes import wide_type
+from onward.lowering.kernels.layout import LAST, has_channels_last
 from onward.lowering.kernels.rematerialize import saved_tensor_hook
 from onward.lowering.kernels.wide_gradients import rounds_each
 from onward.lowering.passes import is_plain
@@ -29,7 +30,6 @@ times as long."""
 _MAX_POOL: dict[int, Callable[..., Tensor]] = {3: F.max_pool1d, 4: F.max_pool2d, 5: F.max_pool3d}
 _POOLS = {4: torch.ops.aten.max_pool2d_with_indices, 5: torch.ops.aten.max_pool3d_with_indices}
 _GRADIENTS = {4: torch.ops.aten.max_pool2d_with_indices_backward, 5: torch.ops.aten.max_pool3d_with_indices_backward}
-_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def pool_max(X: Tensor, along: Sequence[Sequence[int]], ceiling: bool) -> Tensor:
@@ -43,14 +43,14 @@ def pool_max(X: Tensor, along: Sequence[Sequence[int]], ceiling: bool) -> Tensor
     if is_compiled and is_trained and X.is_cpu:
         # Code that torch's compiler writes for a CPU takes up to four times as long where windows overlap. It lays
         # images out with the channels last, but calls this as they were when it traced.
-        X = X.contiguous(memory_format=_LAST[X.dim()]) if _is_turned(X) else X
+        X = X.contiguous(memory_format=LAST[X.dim()]) if _is_turned(X) else X
         pooled: Tensor = _pool(X, kernel, stride, padding, dilation, ceiling)[0]
         return pooled
     if not is_compiled and is_trained and is_plain(X) and (keeps_bytes(X.numel(), stride) or rounds_each(X)):
         result: Tensor = _MaxPool.apply(X, kernel, stride, padding, dilation, ceiling)  # type: ignore[no-untyped-call]
         return result
     if not (is_compiled or is_trained) and _is_turned(X):
-        images = X.contiguous(memory_format=_LAST[X.dim()])
+        images = X.contiguous(memory_format=LAST[X.dim()])
         return pool(images, kernel, stride, padding, dilation, ceiling).contiguous()
     with saved_tensor_hook(X):
         return pool(X, kernel, stride, padding, dilation, ceiling)
@@ -63,15 +63,11 @@ def keeps_bytes(count: int, stride: Sequence[int]) -> bool:
 
 def _is_turned(X: Tensor) -> bool:
     """Whether X is pooled in another layout than its own."""
-    return X.is_cpu and X.dim() > 3 and X.shape[1] >= LEAST_CHANNELS and not _has_last(X)
-
-
-def _has_last(X: Tensor) -> bool:
-    return X.is_contiguous(memory_format=_LAST[X.dim()]) and not X.is_contiguous()
+    return X.is_cpu and X.dim() > 3 and X.shape[1] >= LEAST_CHANNELS and not has_channels_last(X)
 
 
 def _layout(dimensions: int, is_last: bool) -> torch.memory_format:
-    return _LAST[dimensions] if is_last else torch.contiguous_format
+    return LAST[dimensions] if is_last else torch.contiguous_format
 
 
 class _MaxPool(torch.autograd.Function):
@@ -82,7 +78,7 @@ class _MaxPool(torch.autograd.Function):
         """Keeps the places, and nothing of X but its shape and layout."""
         result, behind = _pooled(X, *along)
         ctx.save_for_backward(behind)
-        ctx.along, ctx.shape, ctx.is_last = along, X.shape, _has_last(X)
+        ctx.along, ctx.shape, ctx.is_last = along, X.shape, has_channels_last(X)
         return result
 
     @staticmethod
@@ -97,7 +93,7 @@ def _pooled(
 ) -> tuple[Tensor, Tensor]:
     """The maxima, laid out as X, and how far the place of each is behind its window's first."""
     along, is_turned = (kernel, stride, padding, dilation, ceiling), _is_turned(X)
-    images = X.contiguous(memory_format=_LAST[X.dim()]) if is_turned else X
+    images = X.contiguous(memory_format=LAST[X.dim()]) if is_turned else X
     result, places = _POOLS[X.dim()](images, *along)
     # Both wrap around in few bits, and what is left fits.
     dtype = _dtype_of_places(X, kernel, dilation)
@@ -171,7 +167,7 @@ _pool_backward = torch.library.custom_op("onward::max_pool_backward", _gradient,
 @_pool.register_fake
 def _(X: Tensor, kernel: list[int], stride: list[int], padding: list[int], dilation: list[int], ceiling: bool) -> Any:
     result, _ = _POOLS[X.dim()](X, kernel, stride, padding, dilation, ceiling)
-    layout = _LAST[X.dim()] if _is_turned(X) else torch.preserve_format
+    layout = LAST[X.dim()] if _is_turned(X) else torch.preserve_format
     return result, torch.empty_like(result, dtype=_dtype_of_places(X, kernel, dilation), memory_format=layout)
 
 
@@ -183,7 +179,7 @@ def _(gradient: Tensor, behind: Tensor, shape: Sequence[int], is_last: bool, *_:
 
 def _keep(ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
     X, *ctx.along = inputs
-    ctx.shape, ctx.is_last = X.shape, _has_last(X)
+    ctx.shape, ctx.is_last = X.shape, has_channels_last(X)
     ctx.save_for_backward(output[1])
 
 
