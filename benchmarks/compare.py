@@ -327,6 +327,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--ort-python", default=ORT_PYTHON, help="of an environment with onnxruntime-training 1.19.2")
     parser.add_argument("--onnx2torch", default=ONNX2TORCH, help="a folder to import it from, if it is not installed")
+    parser.add_argument("--clip", type=float, help="the largest gradient norm; nothing is clipped without it")
     order = parser.add_mutually_exclusive_group()
     order.add_argument("--one-by-one", action="store_true", help="one process at a time, for networks that fill a GPU")
     order.add_argument("--at-once", action="store_true", help="start all networks' processes together, to save time")
@@ -342,11 +343,14 @@ def main() -> None:
             parser.error(f"{task!r} is none of: {listed}")
     ways = options.ways or [way for way in WAYS if not way.startswith("onward ")]
     missing = missing_packages(options.ort_python, options.onnx2torch)
+    if options.clip is not None and "onnxruntime-training" in ways:
+        parser.error("onnxruntime-training cannot be asked to clip here; list the other ways with --ways.")
     ways = [way for way in ways if way not in missing]
     date = datetime.date.today().isoformat()
     heading = f"# Training side by side, {date}\n\n{hardware(options.device, options.threads)}\n\n"
     turns = f"--rounds {options.rounds} --steps {options.steps} --threads {options.threads}"
     turns += " --at-once" if options.at_once else ""
+    turns += "" if options.clip is None else f" --clip {options.clip:g}"
     load = f"{os.getloadavg()[0]:.0f} other processes wanted the {os.cpu_count()} cores when it began"
     command = f"`python -m benchmarks.compare {' '.join(tasks)} {turns}`; {load}.\n"  # without paths of this machine
     command += "".join(f"{name} is missing here: {what}.\n" for name, what in missing.items())
@@ -354,7 +358,7 @@ def main() -> None:
     stem = f"{date}-{options.device}-{'-'.join(task.replace(':', '-') for task in tasks)}"
     options.out.mkdir(parents=True, exist_ok=True)
     wanted = [
-        Task(*text.split(":"), options.device, on_gpu, True, options.threads, options.onnx2torch)  # type: ignore[call-arg]
+        Task(*text.split(":"), options.device, on_gpu, True, options.threads, options.onnx2torch, options.clip)  # type: ignore[call-arg]
         for text in tasks
     ]
     measure = (ways, options.rounds, options.steps, options.ort_python)

@@ -40,6 +40,7 @@ class Task:
         channels_last: for images, in compiled hand-written networks.
         threads: of torch.
         onnx2torch: a folder to import it from; None: it is installed, or left out.
+        clip: the largest gradient norm; None: any.
     """
 
     model: str
@@ -49,6 +50,7 @@ class Task:
     channels_last: bool
     threads: int
     onnx2torch: str | None = None
+    clip: float | None = None
 
     @property
     def feature(self) -> str:
@@ -141,7 +143,7 @@ def make_onward(task: Task, folder: Path, changes: Mapping[str, Mapping[str, Any
     stored = np.load(folder / "batches.npz")
     names = (task.feature, "labels")
     data = {name: np.concatenate([stored[f"{index}/{name}"] for index in range(BATCHES)]) for name in names}
-    return train_with_onward({**onward_fields(task, folder), **changes}, data, task.device, task.threads, None)
+    return train_with_onward({**onward_fields(task, folder), **changes}, data, task.device, task.threads, task.clip)
 
 
 def train_with_onward(
@@ -217,6 +219,8 @@ def make_by_hand(task: Task, network: nn.Module, compiled: bool) -> Step:
         with low:
             loss = compute(feature, batch["labels"])
         loss.backward()
+        if task.clip is not None:
+            nn.utils.clip_grad_norm_(network.parameters(), task.clip)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return float(loss.detach())
