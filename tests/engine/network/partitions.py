@@ -11,6 +11,7 @@ from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.aot_autograd import aot_function
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 
 from onward.engine.network.graph_passes import GraphPass
 
@@ -28,6 +29,8 @@ def run_cut(function: Callable[..., Tensor], inputs: Sequence[Tensor], *passes: 
     handed = list[Tensor]()
 
     def partition(joint: fx.GraphModule, inputs: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+        with torch._inductor.config.patch(fallback_random=True):  # others need its code generation around them
+            joint_graph_passes(joint)
         for one in passes:
             one(joint.graph)
         found = min_cut_rematerialization_partition(joint, inputs, **options)

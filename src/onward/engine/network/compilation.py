@@ -131,6 +131,7 @@ def options_for_cpus() -> dict[str, Any]:
     """
     from torch._inductor import config  # takes a second to import
 
+    from onward.engine.network.concatenated_parts import ConcatenatedParts
     from onward.engine.network.graph_passes import PassSequence
     from onward.engine.network.kept_operands import KeptOperands
     from onward.engine.network.native_tanh import NativeTanh
@@ -139,7 +140,7 @@ def options_for_cpus() -> dict[str, Any]:
 
     options: dict[str, Any] = {
         "cpp_wrapper": True,
-        "joint_custom_post_pass": PassSequence(RecomputedMasks(), KeptOperands()),
+        "joint_custom_post_pass": PassSequence(ConcatenatedParts(), RecomputedMasks(), KeptOperands()),
         "post_grad_custom_post_pass": PassSequence(OrderedSums(), NativeTanh()),
         # Backward passes of convolutions would lay images out in the order of their weights' axes, copying all of them.
         "force_layout_optimization": True,

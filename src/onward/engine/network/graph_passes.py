@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import inspect
 
+import torch
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+
+_ATEN = torch.ops.aten
+VIEWS = frozenset({
+    _ATEN._unsafe_view, _ATEN.clone, _ATEN.expand, _ATEN.permute, _ATEN.reshape, _ATEN.select, _ATEN.slice,
+    _ATEN.squeeze, _ATEN.t, _ATEN.transpose, _ATEN.unsqueeze, _ATEN.view,
+})  # fmt: skip
+"""Operators whose results are those of others in another shape or order."""
 
 
 class GraphPass(CustomGraphPass):
@@ -30,3 +38,13 @@ class PassSequence(CustomGraphPass):
     def uuid(self) -> bytes:
         """Of all of them."""
         return b"".join(one.uuid() for one in self.passes)
+
+
+def backward_nodes(graph: fx.Graph) -> set[fx.Node]:
+    """What depends on the gradients of results."""
+    found = set[fx.Node]()
+    for node in graph.nodes:
+        is_gradient = node.op == "placeholder" and node.name.startswith("tangents")
+        if is_gradient or not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return found

@@ -14,18 +14,13 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 from torch.utils.flop_counter import flop_registry
 
-from onward.engine.network.graph_passes import GraphPass
+from onward.engine.network.graph_passes import VIEWS, GraphPass, backward_nodes
 
 LEAST_MULTIPLICATIONS = 64
 """Of an element in the forward pass, from which on it may be recomputed. Networks of the census with 4 to 53 of them
 gain 2 to 13 % by keeping it, those with 64 and more nothing."""
 
 _ATEN = torch.ops.aten
-_VIEWS = frozenset({
-    _ATEN._unsafe_view, _ATEN.clone, _ATEN.expand, _ATEN.permute, _ATEN.reshape, _ATEN.select, _ATEN.slice,
-    _ATEN.squeeze, _ATEN.t, _ATEN.transpose, _ATEN.unsqueeze, _ATEN.view,
-})  # fmt: skip
-"""Operators whose results are those of others in another shape or order."""
 
 
 class KeptOperands(GraphPass):
@@ -33,7 +28,7 @@ class KeptOperands(GraphPass):
 
     def __call__(self, graph: fx.Graph) -> None:
         """Those that are computed in the forward pass and that a product of the backward pass reads."""
-        backward = _backward_nodes(graph)
+        backward = backward_nodes(graph)
         products = [node for node in graph.nodes if getattr(node.target, "overloadpacket", None) in flop_registry]
         multiplications = defaultdict[fx.Node, float](float)
         for node in products:
@@ -48,20 +43,10 @@ class KeptOperands(GraphPass):
                 operand.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 
-def _backward_nodes(graph: fx.Graph) -> set[fx.Node]:
-    """What depends on the gradients of results."""
-    found = set[fx.Node]()
-    for node in graph.nodes:
-        is_gradient = node.op == "placeholder" and node.name.startswith("tangents")
-        if is_gradient or not found.isdisjoint(node.all_input_nodes):
-            found.add(node)
-    return found
-
-
 def _operands(product: fx.Node) -> Iterator[fx.Node]:
     """What a product reads, before its views."""
     for node in product.all_input_nodes:
-        while getattr(node.target, "overloadpacket", None) in _VIEWS:
+        while getattr(node.target, "overloadpacket", None) in VIEWS:
             node = node.all_input_nodes[0]
         yield node
 
