@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,7 +15,6 @@ from onward.engine.network.concatenated_parts import ConcatenatedParts
 from onward.engine.network.kept_operands import KeptOperands
 from onward.engine.network.recomputed_masks import RecomputedMasks
 from tests.engine.network.partitions import run_cut
-
 
 Layer = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Of two parts (6, 8), results of products, and a weight (16, 3)."""
@@ -74,5 +74,41 @@ def test_parts_are_not_handed_over_beside_the_whole(name: str) -> None:
     for cut, expected in ((before, example.before), (found, example.after)):
         values = [one for one in cut.handed if one.shape[0] in (6, 12) or one.shape[-1:] == (6,)]
         assert sum(one.numel() for one in values) == 6 * expected + x.numel(), [tuple(one.shape) for one in cut.handed]
+    assert torch.equal(found.result, before.result)
+    assert all(torch.equal(*pair) for pair in zip(found.gradients, before.gradients, strict=True))
+
+
+ACTIVATIONS = (torch.relu, torch.tanh, torch.sigmoid, F.silu, F.leaky_relu)
+
+
+def _draw(seed: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Activations, sums, products and concatenations of rows and of columns, in an order that the seed draws."""
+
+    def compute(x: Tensor, u: Tensor, w: Tensor) -> Tensor:
+        source = random.Random(seed)
+        values = [x @ u, x @ u.cos()]
+        for _ in range(9):
+            left, right = source.choice(values), source.choice(values)
+            kind = source.choice(("activation", "activation", "sum", "product", "columns", "columns", "rows"))
+            if kind == "activation":
+                values.append(source.choice(ACTIVATIONS)(left))
+            elif kind == "columns":
+                values.append(torch.cat((left, right), source.choice((1, -1))) @ w)
+            elif kind == "rows":
+                values.append(torch.cat((left, right)).reshape(6, 16) @ w)
+            else:
+                values.append(left + right if kind == "sum" else left * right)
+        return torch.stack(values).sum(0) + torch.cat(values[-2:], 1) @ w
+
+    return compute
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_drawn_networks_have_the_same_gradients_and_hand_over_no_more(seed: int) -> None:
+    inputs = [torch.randn(shape, requires_grad=True) for shape in ((6, 5), (5, 8), (16, 8))]
+    kept = RecomputedMasks(), KeptOperands()
+    with torch._functorch.config.patch(ban_recompute_materialized_backward=False):
+        found, before = (run_cut(_draw(seed), inputs, *passes) for passes in ((ConcatenatedParts(), *kept), kept))
+    assert sum(one.numel() for one in found.handed) <= sum(one.numel() for one in before.handed)
     assert torch.equal(found.result, before.result)
     assert all(torch.equal(*pair) for pair in zip(found.gradients, before.gradients, strict=True))
