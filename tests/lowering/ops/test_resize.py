@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from onnx.reference import ReferenceEvaluator
+from torch.utils.flop_counter import FlopCounterMode
 
 from onward.errors import NodeError
+from onward.lowering.ops.resize import resize
 from tests.one_node import check_against_onnxruntime, check_gradients, make_model, run, to_array
 
 RANDOM = np.random.default_rng(0)
@@ -211,3 +214,31 @@ def test_low_precision_is_interpolated_in_float32() -> None:
 def test_bad_values_are_named(kind: str, values: list[float], attributes: dict[str, Any], message: str) -> None:
     with pytest.raises(NodeError, match=message):
         run(_model(X4, kind, values, attributes, 19), X4)
+
+
+@pytest.mark.parametrize("coordinates", ["half_pixel", "align_corners", "pytorch_half_pixel"])
+@pytest.mark.parametrize(
+    ("mode", "torch_mode", "shape", "target"),
+    [
+        ("cubic", "bicubic", (2, 3, 32, 20), (48, 41)),
+        ("cubic", "bicubic", (2, 16, 40, 32), (20, 17)),
+        ("linear", "bilinear", (2, 3, 32, 20), (48, 41)),
+        ("linear", "trilinear", (2, 3, 7, 9, 12), (8, 18, 24)),
+    ],
+)
+def test_large_images_resized_by_products_equal_torchs_interpolation(
+    coordinates: str, mode: str, torch_mode: str, shape: tuple[int, ...], target: tuple[int, ...]
+) -> None:
+    """In float64, to rounding; both gradients, whatever the layout."""
+    attributes = {"mode": mode, "coordinate_transformation_mode": coordinates}
+    for memory_format in (torch.contiguous_format, torch.channels_last if len(shape) == 4 else torch.channels_last_3d):
+        X = torch.randn(shape, dtype=torch.float64).contiguous(memory_format=memory_format).requires_grad_()
+        with FlopCounterMode(display=False) as products:
+            Y = resize(X, sizes=(*shape[:2], *target), **attributes)  # type: ignore[arg-type]
+        assert Y.shape == (*shape[:2], *target)
+        assert (products.get_total_flops() == 0) == (mode == "linear" and not X.is_contiguous())
+        by_torch = F.interpolate(X, target, mode=torch_mode, align_corners=coordinates == "align_corners")
+        weights = torch.randn_like(Y)
+        gradients = [torch.autograd.grad((one * weights).sum(), X)[0] for one in (Y, by_torch)]
+        torch.testing.assert_close(Y, by_torch, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-12)
