@@ -16,6 +16,8 @@ WHY: dict[str, str] = {
     "locally_connected": "cutting images into windows, summing them up, and copies for matmuls take 0.7 of the time",
     "vit": "matmuls and attention take 0.6 of the time, on both sides",
     "deit": "as vit",
+    "distilbert": "matmuls and attention take half of the time, on both sides",
+    "mpt": "matmuls take half of the time, on both sides",
     "state_space": "the convolution and its gradient, 0.8 of the time, are torch's on both sides",
 }
 """Architecture -> what its time goes to where onward is slow, from the profiles of `--profiles`."""
