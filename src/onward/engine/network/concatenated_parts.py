@@ -29,8 +29,11 @@ class ConcatenatedParts(GraphPass):
             for part in whole.args[0]:
                 end = start + part.meta["val"].shape[axis]
                 readers = [node for node in part.users if node not in forward]
-                are_elementwise = all(torch.Tag.pointwise in getattr(node.target, "tags", ()) for node in readers)
-                if part.op == "call_function" and are_elementwise and all(places[n] > places[whole] for n in readers):
+                is_replaced = part.op == "call_function" and all(
+                    torch.Tag.pointwise in getattr(node.target, "tags", ()) and places[node] > places[whole]
+                    for node in readers
+                )
+                if readers and is_replaced:
                     _replace(part, whole, (axis, start, end), readers)
                 start = end
 
@@ -55,8 +58,6 @@ def _is_read_by(value: fx.Node, nodes: set[fx.Node]) -> bool:
 
 
 def _replace(part: fx.Node, whole: fx.Node, place: tuple[int, int, int], readers: list[fx.Node]) -> None:
-    if not readers:
-        return
     with whole.graph.inserting_after(whole):
         piece = whole.graph.call_function(_ATEN.slice.Tensor, (whole, *place))
     with whole.meta["val"].fake_mode:
