@@ -16,7 +16,7 @@ import tempfile
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, Self
 
 from onward import cli
 from tests.ranks import _CONTEXT
@@ -68,15 +68,44 @@ def run_forked(arguments: Sequence[str], folder: Path) -> None:
         assert process.exitcode == 0, f"{shlex.join(arguments)}\n{output.read()}"
 
 
+class ForkedCommand:
+    """`onward ...` in place of `subprocess.Popen`; what it prints is printed here, too, as soon as it has ended.
+
+    Args:
+        command: the interpreter, `-m`, `onward` and the arguments.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self._outputs = [Path(self._folder.name) / name for name in ("output", "errors")]
+        for output in self._outputs:
+            output.touch()
+        names = map(str, self._outputs)
+        self._process = _CONTEXT.Process(target=_run, args=(["onward", *command[3:]], os.getcwd(), *names))
+        self._process.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._folder.cleanup()
+
+    def wait(self) -> int | None:
+        """The exit code; None after `LONGEST_SECONDS`."""
+        self._process.join(LONGEST_SECONDS)
+        for descriptor, output in enumerate(self._outputs, start=1):
+            os.write(descriptor, output.read_bytes())
+        return self._process.exitcode
+
+
 def _variables() -> dict[str, str]:
     return {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
 
 
-def _run(arguments: list[str], folder: str, output: str) -> NoReturn:
+def _run(arguments: list[str], folder: str, output: str, errors: str | None = None) -> NoReturn:
     os.chdir(folder)
-    descriptor = os.open(output, os.O_WRONLY | os.O_APPEND)
-    for stream in (1, 2):
-        os.dup2(descriptor, stream)
+    for stream, name in ((1, output), (2, errors or output)):
+        os.dup2(os.open(name, os.O_WRONLY | os.O_APPEND), stream)
     os.environ |= _variables()
     _COMMANDS[arguments[0]](arguments)
     sys.exit()

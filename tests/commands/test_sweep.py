@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +17,7 @@ from onward.cli import main
 from onward.commands.sweep import find_members, split_values
 from onward.commands.sweep_settings import refuse_changed, write_settings
 from onward.errors import ParametersError
+from tests.forked_commands import ForkedCommand
 from tests.initializers import stored_arrays
 from tests.test_cli import ROOT, workplace, write_run  # noqa: F401
 
@@ -66,7 +68,7 @@ def test_a_sweep_trains_every_member_and_prints_a_table(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One of the members fails: its data are not there. The others are trained as they would be alone."""
-    monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
+    monkeypatch.setattr("onward.commands.sweep.subprocess", SimpleNamespace(Popen=ForkedCommand))
     good, gone = workplace / "train", workplace / "gone"
     code = main(
         [
@@ -139,7 +141,7 @@ def test_runs_with_other_settings_are_not_taken_as_done(
     """RUN.yaml changes between two calls: refused, with the fields; the same settings, or others elsewhere,
     continue.
     """
-    monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
+    monkeypatch.setattr("onward.commands.sweep.subprocess", SimpleNamespace(Popen=ForkedCommand))
     command = ["train", str(workplace / "run.yaml"), "--sweep", "learning_rate.initial_lr=1e-2,1e-1"]
     assert main(command) == 0
     models = sorted((workplace / "out" / "sweep").glob("*/mlp_trained.onnx"))

@@ -1,8 +1,7 @@
-"""A small run that `test_killed_runs` starts in its own process: `python -m tests.invariants.killed_run FOLDER`."""
+"""A small run that `test_killed_runs` starts in a forked process, and kills."""
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 
@@ -25,6 +24,7 @@ class Slow(Recorder):
 
 
 def main(folder: Path) -> None:
+    """Trains in a folder beside the model and its data, and exports; a file `ready` is there from the start on."""
     parameters = Parameters.from_mapping(
         {
             "paths": {
@@ -52,14 +52,9 @@ def main(folder: Path) -> None:
         parameters, Environment(execution_provider="CPU", threads=1), [Slow(), *watchers.watchers], progress=False
     )
     runner.initialize()
-    print("ready", flush=True)
+    (folder / "ready").touch()
     assert parameters.paths.train_data_dir is not None
     with DataLoader({}, parameters.paths.train_data_dir, shuffle=True, seed=7) as loader:
         if runner.round == 0:
             runner.run(loader)
     runner.end_training()
-    print("done", flush=True)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -8,9 +8,8 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +20,10 @@ import pytest
 from onward.data.shard_writer import ShardWriter
 from onward.models import create_model
 from tests.initializers import stored_arrays
+from tests.invariants import killed_run
+from tests.ranks import _CONTEXT
 
-ROOT = Path(__file__).resolve().parents[2]
+KILLS = 20
 LONGEST_SECONDS = 300.0
 
 
@@ -39,21 +40,29 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for _ in range(13):
                 tokens = generator.integers(0, 31, 9)
                 writer.write({"input_ids": tokens[:-1], "labels": tokens[1:]})
-    with start(folder / "whole") as process:
-        assert process.wait(timeout=LONGEST_SECONDS) == 0
+    assert exit_code_of(start(folder / "whole")) == 0
     return folder
 
 
-def start(folder: Path) -> subprocess.Popen[str]:
+def start(folder: Path) -> BaseProcess:
+    """A run in a folder, which it goes on with if it has begun there."""
     folder.mkdir(exist_ok=True)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.invariants.killed_run", str(folder)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-        cwd=ROOT,
-    )
+    (folder / "ready").unlink(missing_ok=True)
+    process = _CONTEXT.Process(target=killed_run.main, args=(folder,), daemon=True)
+    process.start()
+    return process
+
+
+def wait_for(process: BaseProcess, folder: Path, pattern: str) -> None:
+    """Until something of that name is there."""
+    while not list(folder.glob(pattern)):
+        assert process.exitcode is None
+        time.sleep(0.005)
+
+
+def exit_code_of(process: BaseProcess) -> int | None:
+    process.join(LONGEST_SECONDS)
+    return process.exitcode
 
 
 def weights_of(folder: Path) -> dict[str, np.ndarray]:
@@ -70,40 +79,34 @@ def assert_same_bits(folder: Path, reference: Path) -> None:
     assert any(not np.array_equal(untrained[name], value) for name, value in expected.items())
 
 
-@pytest.mark.parametrize("most", [4, pytest.param(20, marks=pytest.mark.slow)])
-def test_killed_with_sigkill_at_random_moments(workplace: Path, most: int) -> None:
-    """`most` kills, from just after the start to the middle of a checkpoint, over as many runs as it takes."""
+def test_killed_with_sigkill_at_random_moments(workplace: Path) -> None:
+    """Twenty kills, from just after the start to the middle of a checkpoint, over as many runs as it takes."""
     moments = random.Random(3)
     kills, attempt = 0, 0
-    while kills < most:
-        folder = workplace / f"killed-{most}-{attempt}"
+    while kills < KILLS:
+        folder = workplace / f"killed-{attempt}"
         attempt += 1
         finished = False
         while not finished:
-            with start(folder) as process:
-                assert process.stdout is not None
-                assert process.stdout.readline() == "ready\n"
-                if kills < most:
-                    time.sleep(moments.uniform(0.0, 0.5))
-                    kills += process.poll() is None
-                    process.kill()
-                finished = process.wait(timeout=LONGEST_SECONDS) == 0
+            process = start(folder)
+            wait_for(process, folder, "ready")
+            if kills < KILLS:
+                time.sleep(moments.uniform(0.0, 0.5))
+                kills += process.exitcode is None
+                process.kill()
+            finished = exit_code_of(process) == 0
         assert_same_bits(folder, workplace / "whole")
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_the_next_start_goes_on(workplace: Path, signal_number: signal.Signals) -> None:
     folder = workplace / f"signalled-{signal_number.name}"
-    with start(folder) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        while not list((folder / "checkpoints").glob("checkpoint-*")):
-            assert process.poll() is None
-            time.sleep(0.01)
-        process.send_signal(signal_number)
-        # The script lets the exception out; `onward train` turns it into exit code 3 (tests/test_cli.py).
-        assert process.wait(timeout=LONGEST_SECONDS) == 1
+    process = start(folder)
+    wait_for(process, folder, "checkpoints/checkpoint-*")
+    assert process.pid is not None
+    os.kill(process.pid, signal_number)
+    # The run lets the exception out; `onward train` turns it into exit code 3 (tests/test_cli.py).
+    assert exit_code_of(process) == 1
     assert not (folder / "model_trained.onnx").exists()
-    with start(folder) as again:
-        assert again.wait(timeout=LONGEST_SECONDS) == 0
+    assert exit_code_of(start(folder)) == 0
     assert_same_bits(folder, workplace / "whole")

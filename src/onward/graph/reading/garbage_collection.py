@@ -43,11 +43,12 @@ def importing() -> Iterator[None]:
         yield
         return
     gc.disable()
-    is_for_good, known = gc.get_freeze_count() > 0, len(sys.modules)
+    known = len(sys.modules)
     try:
         yield
     finally:
         if len(sys.modules) > known:  # else there is other garbage only, which would never be collected
+            is_for_good = gc.get_freeze_count() > 0
             gc.freeze()
             if not is_for_good:  # straight to the oldest generation, as if they had been looked at
                 gc.unfreeze()
