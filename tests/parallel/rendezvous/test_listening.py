@@ -15,16 +15,18 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
+from torch.distributed import distributed_c10d
 
 from onward.parallel.rendezvous.launcher import Launch
 from onward.parallel.rendezvous.listening import address_to_bind, listen, listening_note
 from onward.parallel.rendezvous.rendezvous import open_store
-from tests.invariants.elastic import make_workplace
-from tests.parallel.guarded import forbid_unpickling
+from tests.invariants.elastic import checkpoints, make_workplace
+from tests.invariants.lives import Life, wait_until
 from tests.parallel.listeners import Listener, listeners_of
 from tests.parallel.starting import (
     LONGEST_SECONDS,
@@ -34,14 +36,12 @@ from tests.parallel.starting import (
     mpirun,
     needs_mpirun,
     own_launcher,
-    run,
     two_nodes,
     wait_for,
 )
 from tests.ranks import run_on_ranks
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="several processes need Linux")
-GUARDED = str(Path(__file__).parents[1] / "guarded.py")
 RENDEZVOUS_SECONDS = 8.0
 """torch's elastic launcher reads its state from the store every five seconds."""
 
@@ -186,18 +186,27 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.in_ci
+def forbid_unpickling(rank: int) -> None:
+    """Lets every collective of objects fail on the rank that receives."""
+
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise AssertionError("a rank unpickled what another one sent")
+
+    assert callable(distributed_c10d._tensor_to_object)
+    distributed_c10d._tensor_to_object = refuse
+
+
 @pytest.mark.parametrize(("ranks", "sizes"), LAYOUTS)
 def test_no_rank_unpickles_what_another_one_sent(ranks: int, sizes: dict[str, int], tmp_path: Path) -> None:
     """From the start over checkpoints and a resume to the trained model, with torch's unpickling made to fail."""
     make_workplace(tmp_path, ranks, steps=80, **sizes)
     for steps in (40, 80):
         options = [f"--training.num_train_steps={steps}", "--learning_rate.warmup_steps=10"]
-        done = run([*own_launcher(ranks), GUARDED, "train", "run.yaml", *options], tmp_path)
-        assert done.returncode == 0, done.stderr
+        life = Life(tmp_path, "out", ranks, True, options, forbid_unpickling)
+        wait_until(lambda: life.is_over, LONGEST_SECONDS)  # noqa: B023
+        assert life.exit_codes() == [0], life.log()
     assert (tmp_path / "out" / "mlp_trained.onnx").is_file()
-    assert len(list((tmp_path / "checkpoints").iterdir())) == 2
+    assert len(checkpoints(tmp_path / "out")) == 2
 
 
 def test_the_guard_sees_collectives_of_objects() -> None:
@@ -207,7 +216,7 @@ def test_the_guard_sees_collectives_of_objects() -> None:
 
 
 def gather_objects_under_guard() -> None:
-    forbid_unpickling()
+    forbid_unpickling(dist.get_rank())
     dist.all_gather_object([None, None], 1)
 
 
