@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from packaging.utils import canonicalize_name
 
 from tests.forked_commands import run_command, run_forked, run_in_shell
 
@@ -105,6 +109,31 @@ def test_everything_on_a_page_that_teaches_runs(page: Path, request: pytest.Fixt
                     run_command(line[2:].split("  #")[0], workplace)
         elif language == "python":
             run_forked(["python", "-c", block], workplace)
+
+
+@pytest.mark.parametrize("page", [*LESSONS, pytest.param(ROOT / "README.md", id="README.md")])
+def test_a_page_says_what_else_its_code_imports(page: Path) -> None:
+    """Beside what README's command installs: a newcomer has nothing else."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    installed = [*project["dependencies"], *extras["pack"], *extras["export"], "onward"]
+    said = " ".join(re.findall(r"`pip install ([^`]*)`", page.read_text()))
+    known = {canonicalize_name(name) for name in re.findall(r"[\w-]+", " ".join([*installed, said]))}
+    for block in blocks(page, "python"):
+        for module in imported(block) - sys.stdlib_module_names:
+            names = {canonicalize_name(name) for name in packages_distributions().get(module, [module])}
+            assert known & names, f"{module} is imported, and no `pip install` on the page names it"
+
+
+def imported(code: str) -> set[str]:
+    """The packages that a program imports, by their first names."""
+    found = set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            found |= {one.name.partition(".")[0] for one in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.partition(".")[0])
+    return found
 
 
 def test_a_small_text_makes_a_shard_for_every_replica(tmp_path: Path) -> None:
