@@ -13,11 +13,12 @@ from torch.onnx._internal.exporter._registration import ONNXRegistry
 from onward.report.phases import Phases
 
 LONGEST_FILES = (
-    "tests/test_docs.py", "tests/parallel/test_launches.py", "tests/lowering/test_architectures.py",
-    "tests/graph/weights/test_copy_evidence.py", "tests/commands/test_sweep.py", "tests/invariants/test_killed_runs.py",
-    "tests/commands/test_init.py", "tests/graph/fusion/test_embedding_bag.py", "tests/invariants/test_layouts.py",
-    "tests/invariants/test_killed_layouts.py", "tests/invariants/test_collectives.py",
-    "tests/invariants/test_fake_gpu.py", "tests/invariants/test_loss_curves.py",
+    "tests/test_docs.py", "tests/lowering/test_architectures.py", "tests/invariants/test_killed_layouts.py",
+    "tests/test_attacks.py", "tests/invariants/test_layouts_data.py", "tests/invariants/test_fake_gpu.py",
+    "tests/invariants/test_layouts.py", "tests/parallel/test_launches.py", "tests/commands/test_init.py",
+    "tests/invariants/test_collectives.py", "tests/graph/fusion/test_embedding_bag.py",
+    "tests/parallel/rendezvous/test_listening.py", "tests/invariants/test_resume.py", "tests/commands/test_phases.py",
+    "tests/lowering/test_exports.py", "tests/lowering/test_found_models.py", "tests/invariants/test_loss_curves.py",
 )  # fmt: skip
 """Those that take one to five minutes each. They begin first: a file is one worker's, which others wait for."""
 
