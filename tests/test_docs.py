@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import re
 import shlex
@@ -118,11 +119,15 @@ def test_a_page_says_what_else_its_code_imports(page: Path) -> None:
     extras = project["optional-dependencies"]
     installed = [*project["dependencies"], *extras["pack"], *extras["export"], "onward"]
     said = " ".join(re.findall(r"`pip install ([^`]*)`", page.read_text()))
+    distributions = distributions_by_module()
     known = {canonicalize_name(name) for name in re.findall(r"[\w-]+", " ".join([*installed, said]))}
     for block in blocks(page, "python"):
         for module in imported(block) - sys.stdlib_module_names:
-            names = {canonicalize_name(name) for name in packages_distributions().get(module, [module])}
+            names = {canonicalize_name(name) for name in distributions.get(module, [module])}
             assert known & names, f"{module} is imported, and no `pip install` on the page names it"
+
+
+distributions_by_module = functools.cache(packages_distributions)
 
 
 def imported(code: str) -> set[str]:

@@ -21,7 +21,8 @@ from tests.invariants.layouts import Layout, rows_of_replica
 from tests.invariants.rank_pool import call_on_ranks, end_ranks
 from tests.watching import Recorder
 
-SLEEP = 0.15
+SLEEP = 0.4
+"""Seconds: more than four times what a rank computes in an update on a busy machine (40 ms, with ZeRO 3)."""
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -44,7 +44,8 @@ LEAST_SAVED_SHARE = 1 / 25
 """Of a step's estimated time, what compiled code must save for `auto` to compile on a CPU."""
 
 LEAST_SECONDS = 180.0
-"""What it must save in a run, estimated for one core: more than the slowest first step of the census, 138 s."""
+"""What it must save in a run, estimated for one core: more than a first step takes but for the largest convolutional
+networks of the census (25 s in the median; HGNet v2 276 s, on a core that did other work, too)."""
 
 MOST_LOGITS_BYTES = 2 * 2**20
 """Of a last layer whose loss is compiled with it on a CPU: so a step takes 0.96 to 1.02 of the time (a GPT-2 of two
