@@ -89,7 +89,8 @@ def test_all_that_was_measured_trains_as_the_module_does() -> None:
     assert len(rows) > 130
     for one in rows:
         ways = one["ways"]
-        assert ways["onward"]["losses"][0] == pytest.approx(ways["eager"]["losses"][0], rel=census_page.AGREEMENT)
+        allowed = census_page.FIRST_AGREEMENT.get(one["name"], census_page.AGREEMENT)
+        assert ways["onward"]["losses"][0] == pytest.approx(ways["eager"]["losses"][0], rel=allowed)
     assert not [line for line in census_page.parting(rows) if "not explained" in line]
     assert not census_page.unrepeated(rows)
     assert not census_page.refused(rows)

@@ -118,4 +118,26 @@ def test_convolutions_lose_where_channels_are_few(convolution: str, lost: float)
 
 
 def test_a_graph_without_nodes_saves_nothing() -> None:
-    assert CompilationGain(0.0, 0.0).saved_share == 0.0
+    assert CompilationGain(0.0, 0.0, 9.0).saved_share == 0.0
+
+
+def compiling_seconds(body: str) -> float:
+    return estimate_gain(make_graph(body), {"n": ROWS}).compiling_seconds
+
+
+def test_the_compiler_takes_time_for_each_kind_of_node() -> None:
+    """The same operator on the same shapes with the same attributes is compiled once, as in repeated layers."""
+    once = compiling_seconds("a = Sin(h)\ny = LeakyRelu<alpha=0.5>(a)")
+    assert compiling_seconds("b = Sin(h)\na = Sin(b)\ny = LeakyRelu<alpha=0.5>(a)") == once
+    other_attribute = "b = LeakyRelu<alpha=0.25>(h)\na = Sin(b)\ny = LeakyRelu<alpha=0.5>(a)"
+    assert compiling_seconds(other_attribute) - once == pytest.approx(0.15)
+    other_shape = "b = Unsqueeze(h, axis)\nc = Sin(b)\nd = Squeeze(c, axis)\na = Sin(d)\ny = LeakyRelu<alpha=0.5>(a)"
+    assert compiling_seconds(other_shape) - once == pytest.approx(3 * 0.15)
+
+
+def test_the_compiler_takes_longest_for_convolutions() -> None:
+    """Each one, also where they are alike."""
+    body = "b0 = Unsqueeze(h, last)\n{}y = Squeeze(b{}, last)"
+    convolutions = [f"b{n + 1} = Conv(b{n}, wide)\n" for n in range(2)]
+    one, two = (compiling_seconds(body.format("".join(convolutions[:n]), n)) for n in (1, 2))
+    assert two - one == pytest.approx(1.5)

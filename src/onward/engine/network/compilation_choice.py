@@ -43,9 +43,9 @@ _STEP_BY_STEP = operators_with(Fact.RECURRENT) | {"Loop", "Scan"}
 LEAST_SAVED_SHARE = 1 / 25
 """Of a step's estimated time, what compiled code must save for `auto` to compile on a CPU."""
 
-LEAST_SECONDS = 180.0
-"""What it must save in a run, estimated for one core: more than a first step takes but for the largest convolutional
-networks of the census (25 s in the median; HGNet v2 276 s, on a core that did other work, too)."""
+LEAST_TIMES_REPAID = 5.0
+"""Of the estimated time of compiling, what it must save in a run, both for one core: the compiler can take more than
+three times as long, and several cores save less of a run's time."""
 
 MOST_LOGITS_BYTES = 2 * 2**20
 """Of a last layer whose loss is compiled with it on a CPU: so a step takes 0.96 to 1.02 of the time (a GPT-2 of two
@@ -108,12 +108,16 @@ def choose(
         return _off("what compiling gains cannot be estimated from the model's shapes")
     if gain.saved_share < LEAST_SAVED_SHARE:
         return _off("compiling gains too little")
-    if gain.saved_seconds * step_count < LEAST_SECONDS:
-        return _off("compiling takes longer than it saves in this run")
+    saved_seconds = gain.saved_seconds * step_count
+    if saved_seconds < LEAST_TIMES_REPAID * gain.compiling_seconds:
+        return _off(
+            f"it would save about {saved_seconds:.1f} s of one core in this run, less than {LEAST_TIMES_REPAID:.0f} "
+            f"times the {gain.compiling_seconds:.0f} s that compiling may take"
+        )
     return CompilationChoice(
         True,
         f"speed.compile: on, since it saves passes over memory that take about {gain.saved_share:.0%} of a step. "
-        "The first step takes longer; `false` turns it off.",
+        f"The first step takes about {gain.compiling_seconds:.0f} s longer; `false` turns it off.",
     )
 
 
