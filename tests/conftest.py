@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch._export import utils as export_tables
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from onward.report.phases import Phases
@@ -56,6 +57,9 @@ def _exporter_that_knows_its_operators() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(copy_of_table))
+        patch.setattr(
+            export_tables, "_materialize_cpp_cia_ops", functools.cache(export_tables._materialize_cpp_cia_ops)
+        )
         yield
 
 

@@ -15,8 +15,10 @@ import torch._dynamo  # that the constructor of an optimizer imports
 import torch.distributed.fsdp
 
 from onward import cli, runner  # noqa: F401
-from onward.commands import training  # noqa: F401
+from onward.checkpoint import collective_save  # noqa: F401
+from onward.commands import train, training  # noqa: F401
 from onward.data.in_memory import InMemoryDataLoader
+from onward.report import tensorboard  # noqa: F401
 from tests import mlp
 
 

@@ -6,15 +6,18 @@ first line of it, three seconds, was done once. Other commands, and those with o
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import runpy
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NoReturn, Self
 
@@ -98,15 +101,84 @@ class ForkedCommand:
         return self._process.exitcode
 
 
+class ForkedProcess:
+    """`onward ...` or `python -c TEXT ...` in place of `subprocess.Popen`, as far as tests of signals need it.
+
+    Args:
+        arguments: the command, as a shell splits it.
+        folder: where it runs.
+        errors: the file that stderr goes to; None: to where stdout goes.
+        variables: of the environment, in addition to those here.
+    """
+
+    def __init__(
+        self, arguments: Sequence[str], folder: Path, errors: Path | None = None, variables: Mapping[str, str] = {}
+    ) -> None:
+        ours, theirs = _CONTEXT.Pipe(duplex=False)
+        self._errors = errors
+        if errors is not None:
+            errors.write_bytes(b"")
+        given = (list(arguments), str(folder), theirs, None if errors is None else str(errors), dict(variables))
+        self._process = _CONTEXT.Process(target=_run, args=given)
+        self._process.start()
+        theirs.close()
+        self.stdout = os.fdopen(os.dup(ours.fileno()))
+        ours.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.join()
+        self.stdout.close()
+
+    @property
+    def returncode(self) -> int | None:
+        """None: it runs."""
+        return self._process.exitcode
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Sends a signal to the process."""
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
+    def communicate(self, timeout: float) -> tuple[str, str]:
+        """The rest of stdout, and stderr where it is apart, once the process has ended."""
+        out = self.stdout.read()
+        self.wait(timeout)
+        return out, "" if self._errors is None else self._errors.read_text()
+
+    def wait(self, timeout: float) -> int:
+        """The exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: the process runs on.
+        """
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("a forked process", timeout)
+        return self._process.exitcode
+
+
 def _variables() -> dict[str, str]:
     return {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
 
 
-def _run(arguments: list[str], folder: str, output: str, errors: str | None = None) -> NoReturn:
+def _run(
+    arguments: list[str],
+    folder: str,
+    output: str | Connection,
+    errors: str | None = None,
+    variables: Mapping[str, str] = {},
+) -> NoReturn:
     os.chdir(folder)
-    for stream, name in ((1, output), (2, errors or output)):
-        os.dup2(os.open(name, os.O_WRONLY | os.O_APPEND), stream)
-    os.environ |= _variables()
+    for stream, target in ((1, output), (2, errors or output)):
+        opened = os.open(target, os.O_WRONLY | os.O_APPEND) if isinstance(target, str) else target.fileno()
+        os.dup2(opened, stream)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
+    os.environ |= {**_variables(), **variables}
     _COMMANDS[arguments[0]](arguments)
     sys.exit()
 

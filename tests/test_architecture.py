@@ -84,24 +84,32 @@ def test_every_part_has_its_place_in_the_order() -> None:
     assert parts <= set(ORDER), f"parts without a place in the order: {sorted(parts - set(ORDER))}"
 
 
-@pytest.mark.parametrize("path", source_files(), ids=lambda p: str(p.relative_to(SOURCE)))
-def test_no_import_goes_upward(path: Path) -> None:
-    part = part_of(path)
-    if part == "__init__":
-        return
-    for module, line, typing_only in imports(path):
-        if not module.startswith("onward.") or typing_only:
+def test_no_import_goes_upward() -> None:
+    for path in source_files():
+        part = part_of(path)
+        if part == "__init__":
             continue
-        other = module.split(".")[1]
-        if other in ORDER:
-            assert ORDER.index(other) <= ORDER.index(part), f"{path}:{line} imports {module}, which comes after {part}"
+        for module, line, typing_only in imports(path):
+            if not module.startswith("onward.") or typing_only:
+                continue
+            other = module.split(".")[1]
+            if other in ORDER:
+                assert ORDER.index(other) <= ORDER.index(part), (
+                    f"{path}:{line} imports {module}, which comes after {part}"
+                )
 
 
-@pytest.mark.parametrize(
-    "folder", [p for p in SOURCE.rglob("*") if p.is_dir()], ids=lambda p: str(p.relative_to(SOURCE))
-)
-def test_rooms_of_a_folder_import_each_other_one_way(folder: Path) -> None:
+def test_rooms_of_a_folder_import_each_other_one_way() -> None:
     """Files and sub-folders of a folder can be put into an order in which each imports only from those before it."""
+    for folder in {folder for path in source_files() for folder in path.relative_to(SOURCE.parent).parents}:
+        try:
+            graphlib.TopologicalSorter(_needs_of_rooms(SOURCE.parent / folder)).prepare()
+        except graphlib.CycleError as error:
+            pytest.fail(f"{folder}/: rooms import each other in a circle: {' -> '.join(error.args[1])}")
+
+
+def _needs_of_rooms(folder: Path) -> dict[str, set[str]]:
+    """Files and sub-folders of a folder -> those that they import from."""
     room_of = {
         ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts): path.relative_to(folder).parts[0]
         for path in folder.rglob("*.py")
@@ -112,23 +120,20 @@ def test_rooms_of_a_folder_import_each_other_one_way(folder: Path) -> None:
         room = path.relative_to(folder).parts[0]
         used = {room_of[module] for module, _, typing_only in imports(path) if module in room_of and not typing_only}
         needs.setdefault(room, set()).update(used - {room})
-    try:
-        graphlib.TopologicalSorter(needs).prepare()
-    except graphlib.CycleError as error:
-        pytest.fail(f"{folder.name}/: rooms import each other in a circle: {' -> '.join(error.args[1])}")
+    return needs
 
 
-@pytest.mark.parametrize("path", source_files(), ids=lambda p: str(p.relative_to(SOURCE)))
-def test_torch_stays_where_it_belongs(path: Path) -> None:
-    part = part_of(path)
-    for module, line, typing_only in imports(path):
-        if typing_only:
-            continue
-        top = module.split(".")[0]
-        assert not (part in WITHOUT_TORCH and top == "torch"), f"{path}:{line} imports torch"
-        if module.startswith("torch.distributed"):
-            is_allowed = part in MAY_NAME_DISTRIBUTED or path == SOURCE / "lowering/process_groups.py"
-            assert is_allowed, f"{path}:{line} names torch.distributed"
+def test_torch_stays_where_it_belongs() -> None:
+    for path in source_files():
+        part = part_of(path)
+        for module, line, typing_only in imports(path):
+            if typing_only:
+                continue
+            top = module.split(".")[0]
+            assert not (part in WITHOUT_TORCH and top == "torch"), f"{path}:{line} imports torch"
+            if module.startswith("torch.distributed"):
+                is_allowed = part in MAY_NAME_DISTRIBUTED or path == SOURCE / "lowering/process_groups.py"
+                assert is_allowed, f"{path}:{line} names torch.distributed"
 
 
 def test_no_file_is_a_drawer() -> None:
@@ -137,17 +142,17 @@ def test_no_file_is_a_drawer() -> None:
             assert path.stem not in FORBIDDEN_NAMES, f"{path} has a name without a subject"
 
 
-@pytest.mark.parametrize("path", source_files(), ids=lambda p: str(p.relative_to(SOURCE)))
-def test_files_and_functions_are_short(path: Path) -> None:
-    text = path.read_text()
-    largest = LARGEST_FILE_LINES
-    assert text.count("\n") <= largest, f"{path} has {text.count(chr(10))} lines"
-    for node in nodes_in(tree_of(path)):
-        if isinstance(node, ast.FunctionDef):
-            documented = node.body[0] if ast.get_docstring(node) else None
-            docstring = 0 if documented is None else (documented.end_lineno or 0) - documented.lineno + 1
-            length = (node.end_lineno or node.lineno) - node.lineno + 1 - docstring
-            assert length <= LARGEST_FUNCTION_LINES, f"{path}:{node.lineno} {node.name} has {length} lines"
+def test_files_and_functions_are_short() -> None:
+    for path in source_files():
+        text = path.read_text()
+        largest = LARGEST_FILE_LINES
+        assert text.count("\n") <= largest, f"{path} has {text.count(chr(10))} lines"
+        for node in nodes_in(tree_of(path)):
+            if isinstance(node, ast.FunctionDef):
+                documented = node.body[0] if ast.get_docstring(node) else None
+                docstring = 0 if documented is None else (documented.end_lineno or 0) - documented.lineno + 1
+                length = (node.end_lineno or node.lineno) - node.lineno + 1 - docstring
+                assert length <= LARGEST_FUNCTION_LINES, f"{path}:{node.lineno} {node.name} has {length} lines"
 
 
 TABLES_OF_OPERATORS = {
@@ -285,11 +290,11 @@ def module_state(tree: ast.Module) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("path", source_files(), ids=lambda p: str(p.relative_to(SOURCE)))
-def test_no_module_holds_state(path: Path) -> None:
+def test_no_module_holds_state() -> None:
     """Two runs in one process share nothing: what changes is a value that somebody holds."""
-    allowed = MODULE_STATE.get(str(path.relative_to(SOURCE)), {})
-    assert module_state(tree_of(path)) == set(allowed), f"{path}: hand the value to those who need it"
+    for path in source_files():
+        allowed = MODULE_STATE.get(str(path.relative_to(SOURCE)), {})
+        assert module_state(tree_of(path)) == set(allowed), f"{path}: hand the value to those who need it"
 
 
 def test_what_the_law_on_state_sees() -> None:
@@ -480,27 +485,27 @@ def test_nothing_loads_pickle() -> None:
         assert "torch.load(" not in path.read_text(), f"{path} calls torch.load"
 
 
-@pytest.mark.parametrize("path", source_files(), ids=lambda p: str(p.relative_to(SOURCE)))
-def test_no_object_of_another_rank_is_unpickled(path: Path) -> None:
+def test_no_object_of_another_rank_is_unpickled() -> None:
     """torch's collectives of objects, its `save`, which uses them, and its elastic launcher unpickle what arrives."""
     unpickling = re.compile(
         r"(gather|broadcast|scatter|send|recv)_object|state_dict_saver|torch\.distributed\.(elastic|launcher)"
     )
-    for node in nodes_in(tree_of(path)):
-        name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
-        assert not unpickling.search(name), f"{path}:{getattr(node, 'lineno', 0)} uses {name}"
-    for module, line, _ in imports(path):
-        assert not unpickling.search(module), f"{path}:{line} imports {module}"
+    for path in source_files():
+        for node in nodes_in(tree_of(path)):
+            name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+            assert not unpickling.search(name), f"{path}:{getattr(node, 'lineno', 0)} uses {name}"
+        for module, line, _ in imports(path):
+            assert not unpickling.search(module), f"{path}:{line} imports {module}"
 
 
-@pytest.mark.parametrize("path", source_files(), ids=lambda p: str(p.relative_to(SOURCE)))
-def test_one_file_asks_the_operating_system(path: Path) -> None:
-    if part_of(path) == "operating_system":
-        return
-    for module, line, _ in imports(path):
-        assert module not in ("fcntl", "resource", "psutil", "pwd"), f"{path}:{line} imports {module}"
-    for name in ("/proc/", "sched_getaffinity", "O_DIRECTORY", "getsid("):
-        assert name not in path.read_text(), f"{path} uses {name}, which only some systems have"
+def test_one_file_asks_the_operating_system() -> None:
+    for path in source_files():
+        if part_of(path) == "operating_system":
+            continue
+        for module, line, _ in imports(path):
+            assert module not in ("fcntl", "resource", "psutil", "pwd"), f"{path}:{line} imports {module}"
+        for name in ("/proc/", "sched_getaffinity", "O_DIRECTORY", "getsid("):
+            assert name not in path.read_text(), f"{path} uses {name}, which only some systems have"
 
 
 READS_THE_WALL_CLOCK = {
@@ -524,14 +529,14 @@ _WALL_CLOCK = re.compile(
 )
 
 
-@pytest.mark.parametrize("path", source_files(), ids=lambda p: str(p.relative_to(SOURCE)))
-def test_nothing_decides_by_the_wall_clock(path: Path) -> None:
+def test_nothing_decides_by_the_wall_clock() -> None:
     """A clock that jumps by hours, forwards or backwards, changes time stamps and nothing else."""
-    found = _WALL_CLOCK.search(path.read_text())
-    if found is not None:
-        assert str(path.relative_to(SOURCE)) in READS_THE_WALL_CLOCK, f"{path}: {found[0]}; use time.monotonic"
-    for module, line, _ in imports(path):
-        assert not module.startswith("time."), f"{path}:{line}: import time, so that its use can be found"
+    for path in source_files():
+        found = _WALL_CLOCK.search(path.read_text())
+        if found is not None:
+            assert str(path.relative_to(SOURCE)) in READS_THE_WALL_CLOCK, f"{path}: {found[0]}; use time.monotonic"
+        for module, line, _ in imports(path):
+            assert not module.startswith("time."), f"{path}:{line}: import time, so that its use can be found"
 
 
 MAY_OPEN = {
@@ -574,15 +579,17 @@ def opens_a_file_for_reading(node: ast.Call) -> bool:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("path", source_files(), ids=lambda p: str(p.relative_to(SOURCE)))
-def test_files_are_opened_in_one_place(path: Path) -> None:
+def test_files_are_opened_in_one_place() -> None:
     """So that no reader waits for a pipe, reads a device, or follows a name in a file out of its folder."""
-    if str(path.relative_to(SOURCE)) in MAY_OPEN:
-        return
-    for node in nodes_in(tree_of(path)):
-        if isinstance(node, ast.Call) and opens_a_file_for_reading(node):
-            on_a_stream = ast.unparse(node.func) == "np.memmap" and ast.unparse(node.args[0]) == "stream"
-            assert on_a_stream, f"{path}:{node.lineno} opens a file: use onward.untrusted_files, `{ast.unparse(node)}`"
+    for path in source_files():
+        if str(path.relative_to(SOURCE)) in MAY_OPEN:
+            continue
+        for node in nodes_in(tree_of(path)):
+            if isinstance(node, ast.Call) and opens_a_file_for_reading(node):
+                on_a_stream = ast.unparse(node.func) == "np.memmap" and ast.unparse(node.args[0]) == "stream"
+                assert on_a_stream, (
+                    f"{path}:{node.lineno} opens a file: use onward.untrusted_files, `{ast.unparse(node)}`"
+                )
 
 
 def test_what_the_law_on_opening_sees() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -23,6 +22,7 @@ from onnx import numpy_helper
 import onward
 from onward.cli import main
 from onward.errors import NoteWarning
+from tests.forked_commands import ForkedProcess
 from tests.initializers import stored_arrays
 from tests.mlp import cross_entropies, data, forward, save_mlp, write_shards
 
@@ -365,20 +365,17 @@ def test_ctrl_c_where_nothing_is_to_be_saved(
     assert capsys.readouterr().err == "onward inspect: interrupted.\n"
 
 
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    command = [*COMMAND, "train", "run.yaml", *arguments]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True)
+def start(folder: Path, *arguments: str) -> ForkedProcess:
+    return ForkedProcess(["onward", "train", "run.yaml", *arguments], folder, errors=folder / "stderr")
 
 
-def stop(process: subprocess.Popen[str], signal_number: signal.Signals) -> int:
+def stop(process: ForkedProcess, signal_number: signal.Signals) -> int:
     """Sends a signal once the process trains; gives the step that it was saved after."""
-    assert process.stdout is not None
-    assert any(line.startswith("train ") for line in process.stdout)
-    process.send_signal(signal_number)
-    _, error = process.communicate(timeout=120)
-    assert process.returncode == 3, error
+    with process:
+        assert any(line.startswith("train ") for line in process.stdout)
+        process.send_signal(signal_number)
+        _, error = process.communicate(timeout=120)
+        assert process.returncode == 3, error
     said = re.fullmatch(
         rf"onward train: stopped by {signal_number.name} after step (\d+); saved as (\S+)\. "
         r"The same command resumes from there: onward train run\.yaml .*\n",
@@ -397,22 +394,22 @@ def test_a_signal_is_exit_code_3_and_the_same_command_goes_on(workplace: Path) -
     second = stop(start(workplace, *endless), signal.SIGINT)
     assert second > first
     assert not (workplace / "out" / "mlp_trained.onnx").exists()
-    last = start(workplace, "--training.num_train_steps", str(second + 4))
-    out, error = last.communicate(timeout=120)
-    assert last.returncode == 0, error
+    with start(workplace, "--training.num_train_steps", str(second + 4)) as last:
+        out, error = last.communicate(timeout=120)
+        assert last.returncode == 0, error
     assert f"round 0, step {second}, {second} updates done." in out
     assert (workplace / "out" / "mlp_trained.onnx").is_file()
 
 
 def test_a_mistake_as_a_process(workplace: Path) -> None:
-    process = start(workplace, "--training.batchsize", "8")
-    out, error = process.communicate(timeout=60)
-    assert process.returncode == 2
-    first, *announced = out.splitlines()
+    command = [*COMMAND, "train", "run.yaml", "--training.batchsize", "8"]
+    done = subprocess.run(command, cwd=workplace, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    first, *announced = done.stdout.splitlines()
     assert first.startswith("onward ")
     assert all(line.startswith("note ") and line.endswith(" ...") for line in announced)  # where importing took long
-    assert error.startswith("onward train: training.batchsize is unknown. Did you mean 'batch_size'?")
-    assert len(error.splitlines()) == 1
+    assert done.stderr.startswith("onward train: training.batchsize is unknown. Did you mean 'batch_size'?")
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_warning_of_onward_is_one_line(

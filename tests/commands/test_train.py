@@ -19,6 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from onward.cli import main
 from onward.parameters import Parameters
+from tests.forked_commands import ForkedProcess
 from tests.test_cli import ROOT, workplace, write_run  # noqa: F401
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
@@ -227,16 +228,13 @@ def test_a_failed_run_says_so_in_its_record(workplace: Path, run_file: str) -> N
     assert json.loads((workplace / "out" / "run.json").read_text())["status"] == "failed"
 
 
-def start(run: str, *more: str, **variables: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-u", "-m", "onward", "train", run, "--training.num_train_steps", "1000000", *more]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**ENVIRONMENT, **variables}
-    )
+def start(run: str, *more: str, **variables: str) -> ForkedProcess:
+    command = ["onward", "train", run, "--training.num_train_steps", "1000000", *more]
+    return ForkedProcess(command, Path.cwd(), variables=variables)
 
 
-def read_until(process: subprocess.Popen[str], words: str) -> str:
+def read_until(process: ForkedProcess, words: str) -> str:
     """Lines up to the first that holds the words."""
-    assert process.stdout is not None
     lines, ends = [], time.monotonic() + 120
     while time.monotonic() < ends:
         line = process.stdout.readline()
@@ -281,4 +279,3 @@ def test_sigusr1_without_a_folder_says_what_to_set(run_file: str) -> None:
         said = read_until(process, "SIGUSR1")
         assert "nothing is saved, because checkpoint.checkpoints_dir is not set. Set it to the folder" in said
         read_until(process, "train  step")
-        process.kill()

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import onnxruntime
 import pytest
 
+from tests.forked_commands import ForkedProcess
 from tests.mlp import build_mlp, data, save_mlp
 
 ROOT = Path(__file__).parents[2]
@@ -19,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import json, sys
 import onward
+from tests.forked_commands import ForkedProcess
 from tests.mlp import data
 
 class Speaks(onward.Callback):
@@ -42,21 +42,20 @@ print(json.dumps({
 """
 
 
-def start(folder: Path, steps: int, keeps: bool) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", SCRIPT, str(folder), str(steps), json.dumps(keeps)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+def start(folder: Path, steps: int, keeps: bool) -> ForkedProcess:
+    command = ["python", "-c", SCRIPT, str(folder), str(steps), json.dumps(keeps)]
+    return ForkedProcess(command, ROOT, errors=folder / "stderr")
 
 
 def interrupted(folder: Path, keeps: bool, *signals: signal.Signals) -> tuple[int, str, str]:
     """Trains until the signals come; exit code and what was printed after."""
     with start(folder, 1_000_000, keeps) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "training\n"
         for one in signals:
             process.send_signal(one)
         out, err = process.communicate(timeout=120)
-    return process.returncode, out, err
+        assert process.returncode is not None
+        return process.returncode, out, err
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT to send to one process")
@@ -79,7 +78,7 @@ def test_ctrl_c_returns_what_is_trained_so_far(keeps: bool, tmp_path: Path) -> N
         return
     with start(tmp_path, said["updates"] + 7, True) as process:
         out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
+        assert process.returncode == 0, err
     again = json.loads(out.splitlines()[-1])
     assert again["interrupted"] is False
     assert again["held"] == said["updates"] + 7

@@ -34,7 +34,7 @@ _BYTES = {"float": 4, "double": 8, "c10::BFloat16": 2, "c10::Half": 2, "long int
 def counted() -> Iterator[Calls]:
     """Fills the counter with the exchanges of this rank when it is left."""
     calls: Calls = Counter()
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True, acc_events=True) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
         yield calls
     assert profiler.profiler is not None
     assert profiler.profiler.kineto_results is not None

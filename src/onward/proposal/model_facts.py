@@ -1,13 +1,11 @@
-"""What matters of a model for a proposal: its inputs and outputs, what it ends in, what of it is trainable.
-
-Read once from the file; nothing is computed with it here.
-"""
+"""What matters of a model for a proposal, read from its file: inputs, outputs, what it ends in, and what trains."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +26,7 @@ from onward.parameters.limits import DEFAULT_LIMITS, Limits
 from onward.proposal.initialization import Origin, find_origin
 from onward.spelling import shortened
 
+Infer = Callable[[], Mapping[str, ir.Value]]
 Size = int | str
 
 _MOVES = operators_with(Fact.SAME_ELEMENTS) | {"Cast", "Slice"}
@@ -193,18 +192,18 @@ def read_model_facts(path: Path, limits: Limits = DEFAULT_LIMITS, training: Trai
         ModelError: it cannot be read, holds operators that cannot be computed, or nothing in it is trainable.
     """
     training = training or make_training_graph(path, why_not_lowered=why_not_lowered, limits=limits)
-    graph, inferred = training.source.graph, inferred_values(training.source)
+    graph, infer = training.source.graph, cache(lambda: inferred_values(training.source))
     operators = Counter(node.op_type for node in every_node(training.model.graph))
     _refuse_obstacles(training, path)
-    outputs = tuple(_port(value, inferred) for value in training.model.graph.outputs if _is_tensor(value))
+    outputs = tuple(_port(value, infer) for value in training.model.graph.outputs if _is_tensor(value))
     weights = _shapes_of_weights(training)
     ends = {str(value.name): _origin_node(value) for value in training.model.graph.outputs}
     facts = ModelFacts(
         path=path,
-        inputs=tuple(_port(v, {}) for v in graph.inputs if not v.is_initializer() and _is_tensor(v)),
+        inputs=tuple(_port(v, dict) for v in graph.inputs if not v.is_initializer() and _is_tensor(v)),
         outputs=outputs,
         ends_in={name: "" if node is None else node.op_type for name, node in ends.items()},
-        before_selection=_before_selection(ends, inferred),
+        before_selection=_before_selection(ends, infer),
         needed={port.name: _needed_inputs(training.model, port.name) for port in outputs},
         operators=operators,
         weights=weights,
@@ -274,11 +273,12 @@ def _is_tensor(value: ir.Value) -> bool:
     return value.type is None or isinstance(value.type, ir.TensorType)
 
 
-def _port(value: ir.Value, inferred: Mapping[str, ir.Value]) -> Port:
-    known = inferred.get(str(value.name))
-    dtype = value.dtype if value.dtype is not None or known is None else known.dtype
-    shape = value.shape if value.shape is not None or known is None else known.shape
-    return Port(str(value.name), _dtype_name(dtype), None if shape is None else _sizes(shape))
+def _port(value: ir.Value, infer: Infer) -> Port:
+    if value.dtype is None or value.shape is None:
+        known = infer().get(str(value.name), value)
+        shape = known.shape if value.shape is None else value.shape
+        value = ir.Value(name=value.name, type=value.type or known.type, shape=shape)
+    return Port(str(value.name), _dtype_name(value.dtype), None if value.shape is None else _sizes(value.shape))
 
 
 def _sizes(shape: ir.Shape) -> tuple[Size, ...]:
@@ -321,12 +321,12 @@ def _origin_node(value: ir.Value) -> ir.Node | None:
     return node
 
 
-def _before_selection(ends: Mapping[str, ir.Node | None], inferred: Mapping[str, ir.Value]) -> dict[str, Port]:
+def _before_selection(ends: Mapping[str, ir.Node | None], infer: Infer) -> dict[str, Port]:
     """Outputs that only pick the best class, with the value that they pick from."""
     found = {}
     for name, node in ends.items():
         if node is not None and node.op_type in ("ArgMax", "TopK") and node.inputs[0] is not None:
-            found[name] = _port(node.inputs[0], inferred)
+            found[name] = _port(node.inputs[0], infer)
     return found
 
 
