@@ -23,15 +23,15 @@ WHY: dict[str, str] = {
 """Architecture -> what its time goes to where onward is slow, from the profiles of `--profiles`."""
 AGREEMENT = 1e-4
 """The most that a loss may differ, relative to the eager loop's."""
-FIRST_AGREEMENT = {"hgnet_v2": 2.5e-4}
-"""The same for the first loss of networks in which torch's own channels-last loop differs by as much from itself."""
+FIRST_AGREEMENT = {"hgnet_v2": 2e-4}
+"""The same for the first loss where torch's own loop differs by as much between channels first and last."""
 PARTING = {
     "mobilenet_v1": "batch statistics over two images: three updates agree to 2e-6, then rounding grows",
     "mobilenet_v2": "batch statistics over two images, down to planes of one pixel, so that rounding grows with "
     "updates: at the fourth, torch's own loop gives 1.507 in float32, 1.665 with channels-last and 1.424 in float64",
     "resnet": "batch statistics over eight images: rounding grows; onward's loss is nearer to float64 than eager's",
     "hgnet_v2": "batch statistics over eight numbers: with the channels last torch's own loop has first losses from "
-    "1.48790 to 1.48829 when inputs are rounded once more (eager 1.48788 to 1.48800, in float64 1.48793)",
+    "1.48790 to 1.48819 when inputs are rounded once more (eager 1.48788 to 1.48800, in float64 1.48793)",
     "patchtst": "the module keeps its table of positions, which the ONNX file does not record; onward trains it",
 }
 """Architecture -> why its losses differ by more. Another one that does has wrong numbers until it is explained."""

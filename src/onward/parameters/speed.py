@@ -74,7 +74,7 @@ class Speed:
             own.
         compile: whether torch compiles the code of each segment of the model, once for equal segments. `auto`:
             on GPUs; on CPUs in runs of at least 1,000 steps where it saves a twenty-fifth of a step and, over the run,
-            three minutes of one core, by estimate; a note says what was chosen and why. After eight different
+            five times what compiling takes, by estimate; a note says what was chosen and why. After eight different
             shapes of batches, others run uncompiled.
         channels_last: compute convolutions in channels-last (NHWC) memory format, which is faster on CPUs, and
             on GPUs with mixed precision; torch's compiler chooses the memory format of compiled code.
