@@ -6,6 +6,7 @@ first line of it, three seconds, was done once. Other commands, and those with o
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import re
@@ -61,69 +62,43 @@ def run_forked(arguments: Sequence[str], folder: Path) -> None:
     Raises:
         AssertionError: it fails; with all that it has printed.
     """
-    with tempfile.NamedTemporaryFile("r") as output:
-        process = _CONTEXT.Process(target=_run, args=(list(arguments), str(folder), output.name))
-        process.start()
-        process.join(LONGEST_SECONDS)
-        if process.exitcode is None:
-            process.kill()
-            process.join()
-        assert process.exitcode == 0, f"{shlex.join(arguments)}\n{output.read()}"
-
-
-class ForkedCommand:
-    """`onward ...` in place of `subprocess.Popen`; what it prints is printed here, too, as soon as it has ended.
-
-    Args:
-        command: the interpreter, `-m`, `onward` and the arguments.
-    """
-
-    def __init__(self, command: Sequence[str]) -> None:
-        self._folder = tempfile.TemporaryDirectory()
-        self._outputs = [Path(self._folder.name) / name for name in ("output", "errors")]
-        for output in self._outputs:
-            output.touch()
-        names = map(str, self._outputs)
-        self._process = _CONTEXT.Process(target=_run, args=(["onward", *command[3:]], os.getcwd(), *names))
-        self._process.start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._folder.cleanup()
-
-    def wait(self) -> int | None:
-        """The exit code; None after `LONGEST_SECONDS`."""
-        self._process.join(LONGEST_SECONDS)
-        for descriptor, output in enumerate(self._outputs, start=1):
-            os.write(descriptor, output.read_bytes())
-        return self._process.exitcode
+    with tempfile.TemporaryFile("w+") as output, ForkedProcess(arguments, folder, output.fileno()) as process:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait()
+        output.seek(0)
+        assert process.returncode == 0, f"{shlex.join(arguments)}\n{output.read()}"
 
 
 class ForkedProcess:
-    """`onward ...` or `python -c TEXT ...` in place of `subprocess.Popen`, as far as tests of signals need it.
+    """A command in place of `subprocess.Popen`, as far as tests need that.
 
     Args:
-        arguments: the command, as a shell splits it.
+        arguments: `onward ...`, `python FILE ...` or `python -c TEXT ...`, as a shell splits it.
         folder: where it runs.
-        errors: the file that stderr goes to; None: to where stdout goes.
-        variables: of the environment, in addition to those here.
+        output: the descriptor that stdout goes to; None: the pipe `stdout`.
+        errors: the descriptor that stderr goes to; None: to where stdout goes.
+        variables: of the environment, in addition.
     """
 
     def __init__(
-        self, arguments: Sequence[str], folder: Path, errors: Path | None = None, variables: Mapping[str, str] = {}
+        self,
+        arguments: Sequence[str],
+        folder: Path,
+        output: int | None = None,
+        errors: int | None = None,
+        variables: Mapping[str, str] = {},
     ) -> None:
-        ours, theirs = _CONTEXT.Pipe(duplex=False)
-        self._errors = errors
-        if errors is not None:
-            errors.write_bytes(b"")
-        given = (list(arguments), str(folder), theirs, None if errors is None else str(errors), dict(variables))
-        self._process = _CONTEXT.Process(target=_run, args=given)
+        ours, theirs = os.pipe()
+        self.stdout = os.fdopen(ours)
+        given = [theirs if output is None else output]
+        given.append(given[0] if errors is None else errors)
+        streams = [Connection(os.dup(descriptor), readable=False) for descriptor in given]
+        target = (list(arguments), str(folder), dict(variables), *streams)
+        self._process = _CONTEXT.Process(target=_run, args=target)
         self._process.start()
-        theirs.close()
-        self.stdout = os.fdopen(os.dup(ours.fileno()))
-        ours.close()
+        os.close(theirs)
+        for stream in streams:
+            stream.close()
 
     def __enter__(self) -> Self:
         return self
@@ -143,13 +118,12 @@ class ForkedProcess:
         assert self._process.pid is not None
         os.kill(self._process.pid, number)
 
-    def communicate(self, timeout: float) -> tuple[str, str]:
-        """The rest of stdout, and stderr where it is apart, once the process has ended."""
-        out = self.stdout.read()
-        self.wait(timeout)
-        return out, "" if self._errors is None else self._errors.read_text()
+    def finish(self) -> tuple[int, str]:
+        """The exit code, and the rest of stdout."""
+        said = self.stdout.read()
+        return self.wait(), said
 
-    def wait(self, timeout: float) -> int:
+    def wait(self, timeout: float = LONGEST_SECONDS) -> int:
         """The exit code.
 
         Raises:
@@ -166,16 +140,11 @@ def _variables() -> dict[str, str]:
 
 
 def _run(
-    arguments: list[str],
-    folder: str,
-    output: str | Connection,
-    errors: str | None = None,
-    variables: Mapping[str, str] = {},
+    arguments: list[str], folder: str, variables: dict[str, str], output: Connection, errors: Connection
 ) -> NoReturn:
     os.chdir(folder)
-    for stream, target in ((1, output), (2, errors or output)):
-        opened = os.open(target, os.O_WRONLY | os.O_APPEND) if isinstance(target, str) else target.fileno()
-        os.dup2(opened, stream)
+    for place, stream in ((1, output), (2, errors)):
+        os.dup2(stream.fileno(), place)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
     os.environ |= {**_variables(), **variables}

@@ -366,37 +366,38 @@ def test_ctrl_c_where_nothing_is_to_be_saved(
 
 
 def start(folder: Path, *arguments: str) -> ForkedProcess:
-    return ForkedProcess(["onward", "train", "run.yaml", *arguments], folder, errors=folder / "stderr")
+    """A run whose stderr is a file in the folder."""
+    with (folder / "stderr").open("w") as errors:
+        return ForkedProcess(["onward", "train", "run.yaml", *arguments], folder, errors=errors.fileno())
 
 
-def stop(process: ForkedProcess, signal_number: signal.Signals) -> int:
+def stop(folder: Path, process: ForkedProcess, signal_number: signal.Signals) -> int:
     """Sends a signal once the process trains; gives the step that it was saved after."""
     with process:
         assert any(line.startswith("train ") for line in process.stdout)
         process.send_signal(signal_number)
-        _, error = process.communicate(timeout=120)
-        assert process.returncode == 3, error
+        code, _ = process.finish()
+    error = (folder / "stderr").read_text()
+    assert code == 3, error
     said = re.fullmatch(
         rf"onward train: stopped by {signal_number.name} after step (\d+); saved as (\S+)\. "
         r"The same command resumes from there: onward train run\.yaml .*\n",
         error,
     )
     assert said is not None, error
-    assert Path(said[2]).name == f"checkpoint-{int(said[1]):08d}"
-    assert Path(said[2], "manifest.json").is_file()
     return int(said[1])
 
 
 def test_a_signal_is_exit_code_3_and_the_same_command_goes_on(workplace: Path) -> None:
     """SIGTERM, the same again with SIGINT, and a third start that comes to the end."""
     endless = ["--training.num_train_steps", "100000000", "--training.display_loss_steps", "1"]
-    first = stop(start(workplace, *endless), signal.SIGTERM)
-    second = stop(start(workplace, *endless), signal.SIGINT)
+    first = stop(workplace, start(workplace, *endless), signal.SIGTERM)
+    second = stop(workplace, start(workplace, *endless), signal.SIGINT)
     assert second > first
     assert not (workplace / "out" / "mlp_trained.onnx").exists()
     with start(workplace, "--training.num_train_steps", str(second + 4)) as last:
-        out, error = last.communicate(timeout=120)
-        assert last.returncode == 0, error
+        code, out = last.finish()
+    assert code == 0, (workplace / "stderr").read_text()
     assert f"round 0, step {second}, {second} updates done." in out
     assert (workplace / "out" / "mlp_trained.onnx").is_file()
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +18,7 @@ from onward.cli import main
 from onward.commands.sweep import find_members, split_values
 from onward.commands.sweep_settings import refuse_changed, write_settings
 from onward.errors import ParametersError
-from tests.forked_commands import ForkedCommand
+from tests.forked_commands import ForkedProcess
 from tests.initializers import stored_arrays
 from tests.test_cli import ROOT, workplace, write_run  # noqa: F401
 
@@ -62,13 +63,18 @@ def test_mistakes_are_found_before_the_first_run(workplace: Path, asked: str) ->
         find_members(workplace / "run.yaml", [RATES], {})
 
 
+def fork(command: Sequence[str]) -> ForkedProcess:
+    """A member, which prints where its sweep does; `command` is the interpreter, `-m`, `onward` and arguments."""
+    return ForkedProcess(command[2:], Path.cwd(), output=1, errors=2)
+
+
 def test_a_sweep_trains_every_member_and_prints_a_table(
     workplace: Path,  # noqa: F811
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One of the members fails: its data are not there. The others are trained as they would be alone."""
-    monkeypatch.setattr("onward.commands.sweep.subprocess", SimpleNamespace(Popen=ForkedCommand))
+    monkeypatch.setattr("onward.commands.sweep.subprocess", SimpleNamespace(Popen=fork))
     good, gone = workplace / "train", workplace / "gone"
     code = main(
         [
@@ -141,7 +147,7 @@ def test_runs_with_other_settings_are_not_taken_as_done(
     """RUN.yaml changes between two calls: refused, with the fields; the same settings, or others elsewhere,
     continue.
     """
-    monkeypatch.setattr("onward.commands.sweep.subprocess", SimpleNamespace(Popen=ForkedCommand))
+    monkeypatch.setattr("onward.commands.sweep.subprocess", SimpleNamespace(Popen=fork))
     command = ["train", str(workplace / "run.yaml"), "--sweep", "learning_rate.initial_lr=1e-2,1e-1"]
     assert main(command) == 0
     models = sorted((workplace / "out" / "sweep").glob("*/mlp_trained.onnx"))

@@ -18,7 +18,6 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import json, sys
 import onward
-from tests.forked_commands import ForkedProcess
 from tests.mlp import data
 
 class Speaks(onward.Callback):
@@ -44,7 +43,8 @@ print(json.dumps({
 
 def start(folder: Path, steps: int, keeps: bool) -> ForkedProcess:
     command = ["python", "-c", SCRIPT, str(folder), str(steps), json.dumps(keeps)]
-    return ForkedProcess(command, ROOT, errors=folder / "stderr")
+    with (folder / "stderr").open("w") as errors:
+        return ForkedProcess(command, ROOT, errors=errors.fileno())
 
 
 def interrupted(folder: Path, keeps: bool, *signals: signal.Signals) -> tuple[int, str, str]:
@@ -53,9 +53,8 @@ def interrupted(folder: Path, keeps: bool, *signals: signal.Signals) -> tuple[in
         assert process.stdout.readline() == "training\n"
         for one in signals:
             process.send_signal(one)
-        out, err = process.communicate(timeout=120)
-        assert process.returncode is not None
-        return process.returncode, out, err
+        code, out = process.finish()
+    return code, out, (folder / "stderr").read_text()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT to send to one process")
@@ -77,8 +76,8 @@ def test_ctrl_c_returns_what_is_trained_so_far(keeps: bool, tmp_path: Path) -> N
     if not keeps:
         return
     with start(tmp_path, said["updates"] + 7, True) as process:
-        out, err = process.communicate(timeout=120)
-        assert process.returncode == 0, err
+        code, out = process.finish()
+    assert code == 0, (tmp_path / "stderr").read_text()
     again = json.loads(out.splitlines()[-1])
     assert again["interrupted"] is False
     assert again["held"] == said["updates"] + 7
