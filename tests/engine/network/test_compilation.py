@@ -152,7 +152,8 @@ def options_chosen(capability: str, decided: bool | None, monkeypatch: pytest.Mo
 def test_trials_of_wide_vectors_are_spared_where_torch_itself_computes_with_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    always = {"cpp_wrapper", "joint_custom_post_pass", "post_grad_custom_post_pass", "force_layout_optimization"}
+    passes = {"joint_custom_post_pass", "post_grad_custom_post_pass", "force_layout_optimization"}
+    always = {"cpp_wrapper", "cpp_wrapper_build_separate"} | passes
     assert options_chosen("DEFAULT", None, monkeypatch).keys() == always
     assert options_chosen("AVX512", False, monkeypatch).keys() == always, "somebody has decided"
     exported = hasattr(ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")), "Sleef_expf16_u10")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
 
-from onward.errors import ParametersError
-from onward.parallel.rendezvous.launcher import Launch
+from onward.errors import OnwardError, ParametersError
+from onward.parallel.rendezvous.launcher import LAUNCHED_BY_US, Launch
 from onward.parallel.rendezvous.rendezvous import UnreachableStoreError, open_store, rendezvous, wait_for_all
 from tests.parallel.starting import free_port
 
@@ -65,6 +67,17 @@ def test_a_store_that_nobody_serves_is_waited_for_as_long_as_was_asked() -> None
     ):
         open_store(launch_of(1, 2, free_port()), 3.0)
     assert 2.0 < time.monotonic() - started < 5.0
+
+
+def test_a_worker_whose_launcher_was_killed_while_it_looks_for_the_store_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    monkeypatch.setenv(LAUNCHED_BY_US, str(launcher.pid))
+    killer, started = threading.Timer(0.3, launcher.kill), time.monotonic()
+    killer.start()
+    with pytest.raises(OnwardError, match=rf"onward train \(process {launcher.pid}\), which started .* is gone"):
+        rendezvous(launch_of(1, 2, free_port()), 60.0)
+    assert time.monotonic() - started < 30.0
+    launcher.communicate()
 
 
 def test_a_store_that_is_served_late_is_found() -> None:

@@ -122,12 +122,13 @@ def options_for(device: torch.device, is_recorded: bool = False) -> dict[str, An
 
 
 def options_for_cpus() -> dict[str, Any]:
-    """Options of torch's compiler on a CPU, so that it asks the C++ compiler as seldom as it can.
+    """Options of torch's compiler on a CPU, so that it asks as little as it can of the C++ compiler.
 
-    The code of a pass is one file, calls and kernels together, instead of one for each kernel. And three trials are
-    spared, as dear as a layer's code, which tell whether code for wide vectors runs here: it does if torch's own
-    kernels do and torch exports the functions for such vectors. (Compilers of C++20, which torch asks for anyway, know
-    the instructions.) What somebody decided by `TORCHINDUCTOR_VEC_ISA_OK` stays.
+    The code of a pass is two files instead of one for each kernel: the kernels, and their calls, which are optimized
+    less, since a network's hundreds of calls are dearer to optimize than its kernels. And three trials are spared, as
+    dear as a layer's code, which tell whether code for wide vectors runs here: it does if torch's own kernels do and
+    torch exports the functions for such vectors. (Compilers of C++20, which torch asks for anyway, know the
+    instructions.) What somebody decided by `TORCHINDUCTOR_VEC_ISA_OK` stays.
     """
     from torch._inductor import config  # takes a second to import
 
@@ -140,6 +141,7 @@ def options_for_cpus() -> dict[str, Any]:
 
     options: dict[str, Any] = {
         "cpp_wrapper": True,
+        "cpp_wrapper_build_separate": True,
         "joint_custom_post_pass": PassSequence(ConcatenatedParts(), RecomputedMasks(), KeptOperands()),
         "post_grad_custom_post_pass": PassSequence(OrderedSums(), NativeTanh()),
         # Backward passes of convolutions would lay images out in the order of their weights' axes, copying all of them.

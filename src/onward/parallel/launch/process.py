@@ -16,9 +16,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from onward.errors import OnwardError, ParametersError
-from onward.operating_system import is_running
-from onward.parallel.rendezvous.launcher import LAUNCHED_BY_US, Launch, detect
+from onward.errors import ParametersError
+from onward.parallel.rendezvous.launcher import Launch, detect
 from onward.parallel.rendezvous.rendezvous import choose_interface, rendezvous, wait_for_all
 from onward.parallel.rendezvous.run_store import RunStore
 from onward.parallel.watch.failure import Membership
@@ -143,7 +142,6 @@ def start(
     device = _device(device_kind, launch.local_rank)
     if device_kind == "cuda":
         torch.cuda.set_device(device)
-    _check_launcher()
     store = rendezvous(launch, distributed.start_timeout_seconds)
     membership.begin(store, launch, distributed.timeout_seconds, run_folder)
     record_collectives(run_folder)
@@ -174,17 +172,6 @@ def check_same_mesh(store: RunStore, launch: Launch, topology: Topology) -> None
             f"rank {launch.rank} was asked for {sizes}, another one for {first}. Give all processes the same RUN.yaml "
             "and options; for distributed.layout auto, machines of the same kind, or set the sizes."
         )
-
-
-def _check_launcher() -> None:
-    """A worker whose launcher was killed while it was starting would look for the store until the timeout.
-
-    Raises:
-        OnwardError: that is so.
-    """
-    launcher = os.environ.get(LAUNCHED_BY_US)
-    if launcher is not None and not is_running(int(launcher)):
-        raise OnwardError(f"onward train (process {launcher}), which started this process, is gone.")
 
 
 def stop(mesh: Mesh) -> None:

@@ -19,9 +19,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 
 from onward.deadline import Deadline
-from onward.errors import ParametersError
-from onward.operating_system import interface_with_address, process_namespace
-from onward.parallel.rendezvous.launcher import Launch
+from onward.errors import OnwardError, ParametersError
+from onward.operating_system import interface_with_address, is_running, process_namespace
+from onward.parallel.rendezvous.launcher import LAUNCHED_BY_US, Launch
 from onward.parallel.rendezvous.listening import address_to_bind, listen, serve_store, stay_on_loopback
 from onward.parallel.rendezvous.run_store import ForeignEntryError, RunStore, secret_of
 from onward.spelling import shortened
@@ -114,6 +114,7 @@ def _connect(launch: Launch, timeout_seconds: float) -> TCPStore:
     """
     deadline, pause = Deadline(timeout_seconds), POLL_SECONDS
     while True:
+        _check_launcher()
         attempt = min(CONNECT_SECONDS, timeout_seconds)
         try:
             socket.create_connection((launch.master_address, launch.master_port), attempt).close()
@@ -139,13 +140,26 @@ def _client(launch: Launch, timeout_seconds: float, is_master: bool = False) -> 
     )
 
 
+def _check_launcher() -> None:
+    """A worker whose launcher was killed while it was starting would look for the store until the timeout.
+
+    Raises:
+        OnwardError: that is so.
+    """
+    launcher = os.environ.get(LAUNCHED_BY_US)
+    if launcher is not None and not is_running(int(launcher)):
+        raise OnwardError(f"onward train (process {launcher}), which started this process, is gone.")
+
+
 def rendezvous(launch: Launch, timeout_seconds: float) -> RunStore:
     """Opens the store and signs in as a rank.
 
     Raises:
+        OnwardError: the launcher was killed while this worker was starting.
         ParametersError: nothing answers, the port is taken, or the rank is there already.
         StrayError: the others belong to another start.
     """
+    _check_launcher()
     store = open_store(launch, timeout_seconds)
     _sign_in(store, launch)
     return store
