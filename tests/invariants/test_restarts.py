@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import psutil
 import pytest
 import yaml
 from onnx import numpy_helper
@@ -173,8 +174,9 @@ def test_a_killed_launcher_leaves_nobody_behind(moment: str, workplace: Path) ->
     assert len(workers) == 2
     process.kill()
     deadline = time.monotonic() + 90  # workers import torch to the end first
-    while any(is_running(worker) for worker in workers):
-        assert time.monotonic() < deadline
+    while alive := [worker for worker in workers if is_running(worker)]:
+        told = ["pid", "status", "cpu_times", "num_threads"]  # still importing, or waiting
+        assert time.monotonic() < deadline, [psutil.Process(worker).as_dict(told) for worker in alive]
         time.sleep(0.1)
     process.communicate()
 
