@@ -44,8 +44,8 @@ _OPERATIONS_PER_SECOND = 1.5e11
 
 _SECONDS_TO_BEGIN, _SECONDS_A_KIND, _SECONDS_A_CONVOLUTION = 9.0, 0.15, 1.0
 """Of the compiler, on one core: least squares of the first steps of 132 networks of the census (8 to 236 s), which took
-0.5 to 3.5 times as long as estimated. A convolution took 1.5 s then; since its call is optimized less, 0.95 by 18 of them,
-beside other work (0.85 to 2.1 times as estimated)."""
+0.5 to 3.5 times as long as estimated. A convolution took 1.5 s then; since its call is optimized less, 0.95 by 18 of
+them, beside other work (0.85 to 2.1 times as estimated)."""
 
 
 @dataclass(frozen=True)
