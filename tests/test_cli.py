@@ -385,6 +385,8 @@ def stop(folder: Path, process: ForkedProcess, signal_number: signal.Signals) ->
         error,
     )
     assert said is not None, error
+    assert Path(said[2]).name == f"checkpoint-{int(said[1]):08d}"
+    assert Path(said[2], "manifest.json").is_file()
     return int(said[1])
 
 
