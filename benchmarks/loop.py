@@ -14,9 +14,10 @@ import argparse
 import statistics
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -35,6 +36,7 @@ from onward.environment import Environment
 from onward.models import create_model
 from onward.parameters import Parameters
 from onward.report.console import ConsoleWatcher
+from onward.run import Run
 from onward.runner import TrainingRunner
 
 SIZES = {
@@ -50,6 +52,7 @@ NETWORK: tuple[tuple[Any, str], ...] = (
     (Forward, "__call__"),
     (torch.autograd, "backward"),
     (engine_steps, "clip"),
+    (engine_steps, "take_step"),
     (gradient_reduction, "total_norm"),
 )
 """Where a step calls what any loop around a network calls, too."""
@@ -61,9 +64,14 @@ class Stopwatch:
 
     seconds: float = 0.0
     computed_seconds: float = 0.0
+    calls: Counter[str] = field(default_factory=Counter)
 
     def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        name = function.__qualname__
+        self.calls[name] = 0
+
         def timed(*arguments: Any, **named: Any) -> Any:
+            self.calls[name] += 1
             started, computed = time.perf_counter(), time.thread_time()
             try:
                 return function(*arguments, **named)
@@ -72,6 +80,12 @@ class Stopwatch:
                 self.computed_seconds += time.thread_time() - computed
 
         return timed
+
+    def check(self) -> None:
+        """Raises RuntimeError where what it was to time was never called: its time would count as the loop's own."""
+        unseen = sorted(name for name, calls in self.calls.items() if not calls)
+        if unseen:
+            raise RuntimeError(f"not called in a whole run, so that their time counts as the loop's: {unseen}")
 
 
 def prepare(folder: Path, size: dict[str, int]) -> None:
@@ -114,9 +128,7 @@ def measure_loop(folder: Path, out: Path, steps: int) -> dict[str, float]:
     watch = Stopwatch()
     runner = make_runner(folder, out, steps + warm)
     shown = Stopwatch()
-    runner.save_checkpoint = shown.wrap(runner.save_checkpoint)  # type: ignore[method-assign]
     runner.watchers.on_step = shown.wrap(runner.watchers.on_step)  # type: ignore[method-assign]
-    runner.state.optimizer.step = watch.wrap(runner.state.optimizer.step)  # type: ignore[method-assign]
     runner.state.drop_gradients = watch.wrap(runner.state.drop_gradients)  # type: ignore[method-assign]
     marks: list[tuple[int, float, float, float, float, float]] = []
 
@@ -129,8 +141,11 @@ def measure_loop(folder: Path, out: Path, steps: int) -> dict[str, float]:
     with ExitStack() as stack, DataLoader({}, folder / "data", shuffle=True) as loader:
         for home, name in NETWORK:
             stack.enter_context(patch.object(home, name, watch.wrap(getattr(home, name))))
+        stack.enter_context(patch.object(Run, "save", shown.wrap(Run.save)))
         summary = runner.run(loader)
     runner.watchers.close()
+    watch.check()
+    shown.check()
     first = next(mark for mark in marks if mark[0] >= warm)
     last = marks[-1]
     total, computed, network, network_computed, told = (last[place] - first[place] for place in range(1, 6))

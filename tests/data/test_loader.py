@@ -178,7 +178,9 @@ def test_resuming_reads_no_file_before_the_cursor(tmp_path, monkeypatch):
     write(tmp_path, [4] * 6)
     opened = []
     load = DataLoader._load
-    monkeypatch.setattr(DataLoader, "_load", lambda own, file: opened.append(own.files[file].name) or load(own, file))
+    monkeypatch.setattr(
+        DataLoader, "_load", lambda own, file, *to: opened.append(own.files[file].name) or load(own, file, *to)
+    )
     batch = take(DataLoader({}, tmp_path, 1), 2, 9)[-1]
     opened.clear()
     assert ids(take(DataLoader({}, tmp_path, 1), 2, 1, batch.cursor)) == [[18, 19]]
@@ -340,12 +342,12 @@ def test_no_more_files_than_asked_are_in_memory(tmp_path, monkeypatch, preload, 
         with lock:
             alive -= 1
 
-    def counting(own, file):
+    def counting(own, file, helper):
         nonlocal alive, most
         with lock:
             alive += 1
             most = max(most, alive)
-        shard = load(own, file)
+        shard = load(own, file, helper)
         weakref.finalize(shard.features["id"] if isinstance(shard, Shard) else shard, freed)
         return shard
 
@@ -360,7 +362,9 @@ def test_files_are_read_ahead_while_the_consumer_works(tmp_path, monkeypatch):
     write(tmp_path, [10] * 6)
     opened = []
     load = DataLoader._load
-    monkeypatch.setattr(DataLoader, "_load", lambda own, file: opened.append(own.files[file].name) or load(own, file))
+    monkeypatch.setattr(
+        DataLoader, "_load", lambda own, file, *to: opened.append(own.files[file].name) or load(own, file, *to)
+    )
     batches = DataLoader({}, tmp_path, 3).batches(1)
     next(batches)
     assert wait_until(lambda: len(opened) == 3)
@@ -372,7 +376,9 @@ def test_files_that_all_fit_are_read_once(tmp_path, monkeypatch):
     write(tmp_path, [2, 2])
     opened = []
     load = DataLoader._load
-    monkeypatch.setattr(DataLoader, "_load", lambda own, file: opened.append(own.files[file].name) or load(own, file))
+    monkeypatch.setattr(
+        DataLoader, "_load", lambda own, file, *to: opened.append(own.files[file].name) or load(own, file, *to)
+    )
     loader = DataLoader({}, tmp_path, 2)
     take(loader, 3, 10)
     list(loader.one_pass(1))

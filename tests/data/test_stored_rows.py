@@ -3,7 +3,9 @@
 import errno
 import itertools
 import os
+import threading
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import ml_dtypes
@@ -58,14 +60,21 @@ def equal(found, expected):
 
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("names", [{}, {"note": ""}, {"pixels": "image", "id": ""}])
-def test_batches_are_those_of_files_in_memory(tmp_path, monkeypatch, shuffle, names):
+@pytest.mark.parametrize("threads", [1, 2])
+def test_batches_are_those_of_files_in_memory(tmp_path, monkeypatch, shuffle, names, threads):
     write(tmp_path, [5, 4, 3])
-    opened = []
+    opened, readers, read = [], set(), StoredRows._read_sample
+    monkeypatch.setattr(loaders, "usable_cores", lambda: threads)
+    monkeypatch.setattr(stored_rows, "_WORTH_TWO_THREADS_BYTES", 0)
+    monkeypatch.setattr(
+        StoredRows, "_read_sample", lambda *to: (readers.add(threading.current_thread().name), read(*to))
+    )
     monkeypatch.setattr(StoredRows, "read_ahead", lambda rows: opened.append(rows))
     with DataLoader(names, tmp_path, 2, shuffle=shuffle) as loader:
         found = take(loader, 5, 6)
         resumed = take(loader, 5, 4, cursor=found[1].cursor)
         assert opened, "no file was read sample by sample"
+        assert any(name.startswith("onward-read") for name in readers) == (threads == 2)
     equal(resumed, found[2:])
     monkeypatch.setattr(loaders, "open_rows", lambda *_, **__: None)
     with DataLoader(names, tmp_path, 2, shuffle=shuffle) as loader:
@@ -152,6 +161,17 @@ def test_a_missing_file_and_a_wrong_checksum_are_refused(tmp_path):
     rows = open_rows(tmp_path / "again.pb", {}, writer.checksum, is_verified=False)
     assert rows is not None
     assert rows.sample_count == 1
+
+
+def test_what_the_other_thread_cannot_read_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(stored_rows, "_WORTH_TWO_THREADS_BYTES", 0)
+    path = write(tmp_path, [4]) / "part-0.pb"
+    with ThreadPoolExecutor(1) as helper:
+        rows = open_rows(path, {}, None, is_verified=False, helper=helper)
+        out = {name: np.empty((4, *spec.shape), spec.dtype) for name, spec in rows.specs.items()}
+        os.truncate(path, 3 * path.stat().st_size // 4)
+        with pytest.raises(DataError, match=r"ended at byte .*something shortened it meanwhile"):
+            rows.read(np.array([0, 1, 2, 3]), out)
 
 
 def test_a_file_cut_off_or_rewritten_meanwhile_is_an_error(tmp_path):

@@ -7,6 +7,7 @@ import hashlib
 import os
 import weakref
 from collections.abc import Generator, Iterator, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ from onward.data.shard_files import find_shard_files
 from onward.data.shard_format import index_shard
 from onward.data.stored_rows import Rows, open_rows
 from onward.errors import DataError, ParametersError
+from onward.operating_system import usable_cores
 from onward.retries import persistently
 
 
@@ -260,7 +262,8 @@ class DataLoader:
     ) -> Generator[SampleBlock, None, None]:
         """Files read ahead -> blocks; only the file that `cursor` points into starts in its middle."""
         fingerprint = self.fingerprint
-        prefetch = Prefetch(visits, self._load_visit, self._capacity)
+        helper = ThreadPoolExecutor(1, "onward-read") if usable_cores() > 1 else None
+        prefetch = Prefetch(visits, lambda visit: self._load_visit(visit, helper), self._capacity)
         self._open.add(prefetch)
         epoch, sample = cursor.epoch, cursor.sample - cursor.file_sample
         try:
@@ -291,8 +294,10 @@ class DataLoader:
                 sample += count
         finally:
             prefetch.stop()
+            if helper is not None:
+                helper.shutdown(wait=False)
 
-    def _load_visit(self, visit: _Visit) -> tuple[_Visit, Shard | Rows] | None:
+    def _load_visit(self, visit: _Visit, helper: Executor | None) -> tuple[_Visit, Shard | Rows] | None:
         """Runs in the background; None: the file is skipped."""
         path = self.files[visit.file]
         if path in self.skipped_files:
@@ -300,7 +305,7 @@ class DataLoader:
         shard: Shard | Rows | None = self._resident.get(visit.file)
         if shard is None:
             try:
-                shard = persistently(lambda: self._load(visit.file), f"reading {path}")
+                shard = persistently(lambda: self._load(visit.file, helper), f"reading {path}")
             except DataError as error:
                 self._skip_or_raise(visit.file, error)
                 return None
@@ -309,12 +314,14 @@ class DataLoader:
                 self._resident[visit.file] = shard
         return visit, shard
 
-    def _load(self, file: int) -> Shard | Rows:
+    def _load(self, file: int, helper: Executor | None) -> Shard | Rows:
         """Reads or opens a file; the first time it is compared with what `pack.json` says of it."""
         path, is_verified = self.files[file], file in self._has_rows
         checksum = None if is_verified else self._files.checksums.get(path.name)
         may_have_rows = len(self.files) > self._capacity and self._has_rows.get(file, True)
-        rows = open_rows(path, self._input_name_map, checksum, is_verified=is_verified) if may_have_rows else None
+        rows = None
+        if may_have_rows:
+            rows = open_rows(path, self._input_name_map, checksum, is_verified=is_verified, helper=helper)
         shard = rows or load_shard(path, self._input_name_map, checksum)
         expected = self._files.sample_counts.get(path.name)
         if expected is not None and shard.sample_count != expected:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from onward.retries import persistently
 
 _LARGE_SAMPLE_BYTES = 32 << 10
 """From this size on, the call that reads a sample costs less than the copies that it saves."""
+_WORTH_TWO_THREADS_BYTES = 2 << 20
 _CHUNK_BYTES = 4 << 20
 _GATHERED_BYTES = 128 << 10
 """So many bytes of samples are gathered before their features are cut out: about what stays in a core's cache."""
@@ -125,12 +127,19 @@ class LoadedRows(Rows):
 
 
 class StoredRows(Rows):
-    """Samples that are read from the file when they are asked for."""
+    """Samples that are read from the file when they are asked for, the later half by `helper` if there are many."""
 
     def __init__(
-        self, file: FileIO, path: Path, sample_count: int, template: np.ndarray, columns: Sequence[FeatureBytes]
+        self,
+        file: FileIO,
+        path: Path,
+        sample_count: int,
+        template: np.ndarray,
+        columns: Sequence[FeatureBytes],
+        helper: Executor | None,
     ) -> None:
         super().__init__(path, sample_count, template, columns)
+        self._helper = helper
         self._descriptor = os.dup(file.fileno())
         weakref.finalize(self, os.close, self._descriptor)
 
@@ -157,8 +166,19 @@ class StoredRows(Rows):
             used += end - start
             if (start, end) in self._fixed:
                 fixed.append((parts[-1], self._template[start:end]))
-        for row, number in enumerate(numbers.tolist()):
-            self._read_sample([part[row] for part in parts], number)
+        chosen = numbers.tolist()
+
+        def fill(rows: range) -> None:
+            for row in rows:
+                self._read_sample([part[row] for part in parts], chosen[row])
+
+        own, others = len(chosen), None
+        if self._helper is not None and own * len(self._template) >= _WORTH_TWO_THREADS_BYTES:
+            own //= 2
+            others = self._helper.submit(fill, range(own, len(chosen)))
+        fill(range(own))
+        if others is not None:
+            others.result()
         for found, expected in fixed:
             if not (same := (found == expected).all(axis=1)).all():
                 number = int(numbers[int(np.argmin(same))])
@@ -186,11 +206,19 @@ class StoredRows(Rows):
             position += len(buffer)
 
 
-def open_rows(path: Path, input_name_map: Mapping[str, str], checksum: str | None, *, is_verified: bool) -> Rows | None:
+def open_rows(
+    path: Path,
+    input_name_map: Mapping[str, str],
+    checksum: str | None,
+    *,
+    is_verified: bool,
+    helper: Executor | None = None,
+) -> Rows | None:
     """A local shard whose samples all have the layout of the first; None for any other.
 
     Args:
         path, input_name_map, checksum: as `load_shard` has them.
+        helper: another thread, which reads half of large batches.
         is_verified: the file was read to its end before; large samples are not read before a batch takes them then,
             and are compared with the layout of the first.
 
@@ -210,7 +238,7 @@ def open_rows(path: Path, input_name_map: Mapping[str, str], checksum: str | Non
             if len(first) < _LARGE_SAMPLE_BYTES:
                 loaded = LoadedRows(path, count, template, columns)
                 return loaded if loaded.load(file.fileno(), checksum) else None
-            rows = StoredRows(file, path, count, template, columns)
+            rows = StoredRows(file, path, count, template, columns, helper)
         if is_verified:
             rows.read_ahead()
             return rows
