@@ -203,7 +203,7 @@ MODULE_STATE = {
     "lowering/kernels/rematerialize.py": dict.fromkeys(
         ("_on", "_remade"), "set around a call and reset after it, for its thread alone"
     ),
-    "parameters/run.py": {"_adapter": "a function of nothing, built when it is first needed"},
+    "untrusted_files.py": {"_adapter": "a function of a type, built when it is first needed"},
     "lowering/kernels/matmuls.py": {"prefers_onednn": "a fact about the processor and the installed torch"},
     "data/shard_format.py": {"_feature_header": "bytes, a function of names and numbers"},
     "graph/nodes/provenance.py": {"_kinds": "a function of a text"},

@@ -4,15 +4,18 @@ another file, only inside of its folder. Every file that onward reads is opened 
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import json
 import os
 import stat
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
+
+T = TypeVar("T")
 
 LARGEST_TEXT_BYTES = 1 << 30
 """Of a text file that is read at once; the manifest of a checkpoint with a million tensors has a quarter of it."""
@@ -32,6 +35,21 @@ class RefusedFile(OSError):
 
     def __str__(self) -> str:
         return str(self.strerror)
+
+
+def validated(kind: type[T], value: Any) -> T:
+    """A value that came from a file, as pydantic makes one of this type of it.
+
+    Raises:
+        ValidationError: it cannot; `first_problem` says why.
+    """
+    return cast("T", _adapter(cast("Any", kind)).validate_python(value))
+
+
+@functools.cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    """Built when it is first needed: it takes milliseconds, and few runs read all kinds of files."""
+    return TypeAdapter(kind)
 
 
 def path_inside(folder: str | os.PathLike[str], name: object) -> Path:

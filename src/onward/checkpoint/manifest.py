@@ -19,7 +19,7 @@ from typing_extensions import TypedDict
 from onward.errors import CheckpointError
 from onward.parallel.messages import Json
 from onward.parallel.sharded_tensors import dtype_name
-from onward.untrusted_files import RefusedFile, first_problem, parse_json, path_inside, read_text
+from onward.untrusted_files import RefusedFile, first_problem, parse_json, path_inside, read_text, validated
 
 MANIFEST_NAME = "manifest.json"
 FORMAT_NAME = "onward-checkpoint"
@@ -98,15 +98,13 @@ class _Tensor(TypedDict):
 
 
 class _Content(TypedDict):
+    """What a manifest may hold: whoever wrote it could compute its checksum, too."""
+
     sequence: Size
     files: list[_File]
     tensors: dict[str, _Tensor]
     record: dict[str, Any]
     written_by: dict[str, str]
-
-
-_CONTENT = pydantic.TypeAdapter(_Content)
-"""What a manifest may hold: whoever wrote it could compute its checksum, too."""
 
 
 def snapshot_record(record: Mapping[str, Json]) -> dict[str, Any]:
@@ -175,7 +173,7 @@ def read_manifest(directory: Path) -> CheckpointManifest:
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}. Name another checkpoint.") from error
     try:
-        content = _CONTENT.validate_python(_checked_content(path, text))
+        content = validated(_Content, _checked_content(path, text))
         files = tuple(FileEntry(f["name"], f["bytes"], f["sha256"]) for f in content["files"])
         for file in files:
             path_inside(directory, file.name)

@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 from onward.checkpoint.manifest import MANIFEST_NAME, Size
 from onward.checkpoint.reading import read_record
 from onward.errors import CheckpointError
-from onward.untrusted_files import first_problem
+from onward.untrusted_files import first_problem, validated
 
 _Number = Annotated[float, pydantic.Field(strict=True, allow_inf_nan=False)]
 _Positive = Annotated[float, pydantic.Field(strict=True, allow_inf_nan=False, gt=0)]
@@ -93,9 +93,6 @@ class _Record(TypedDict):
     memory: NotRequired[_Memory]
 
 
-_RECORD = pydantic.TypeAdapter(_Record)
-
-
 def read_run_record(path: Path) -> dict[str, Any]:
     """The record of the checkpoint at `path`, every field of it that a run uses of its type.
 
@@ -104,7 +101,7 @@ def read_run_record(path: Path) -> dict[str, Any]:
     """
     record = read_record(path)
     try:
-        _RECORD.validate_python(record)
+        validated(_Record, record)
         _check_replicas(record)
     except pydantic.ValidationError as error:
         raise CheckpointError(

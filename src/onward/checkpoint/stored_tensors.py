@@ -20,7 +20,7 @@ from onward.checkpoint.manifest import CheckpointManifest, Size
 from onward.checkpoint.safetensors_format import NAMES_KEY, OFFSETS_KEY, SAFETENSORS_DTYPES
 from onward.errors import CheckpointError
 from onward.parallel.sharded_tensors import ShardedTensor, dtype_name
-from onward.untrusted_files import first_problem, open_regular, parse_json, path_inside
+from onward.untrusted_files import first_problem, open_regular, parse_json, path_inside, validated
 
 _DTYPES = {name: dtype for dtype, name in SAFETENSORS_DTYPES.items()}
 
@@ -37,11 +37,6 @@ class _Entry(TypedDict):
 class _Offsets(TypedDict):
     saved_offsets: list[Size]
 
-
-_ENTRIES = pydantic.TypeAdapter(dict[str, _Entry])
-_METADATA = pydantic.TypeAdapter(dict[str, str])
-_OFFSETS = pydantic.TypeAdapter(dict[str, _Offsets])
-_NAMES = pydantic.TypeAdapter(dict[str, str])
 
 # numpy knows neither bfloat16 nor float8; bytes of that width do as well.
 _CARRIERS: dict[int, np.dtype[Any]] = {1: np.dtype("i1"), 2: np.dtype("<i2"), 4: np.dtype("<i4"), 8: np.dtype("<i8")}
@@ -140,10 +135,10 @@ def _shards_of_file(file: Path) -> Iterator[tuple[str, StoredShard]]:
         header = parse_json(stream.read(header_bytes))
     if not isinstance(header, dict):
         raise ValueError("its header is not a JSON object")
-    metadata = _METADATA.validate_python(header.pop("__metadata__", {}))
-    offsets = _OFFSETS.validate_python(parse_json(metadata.get(OFFSETS_KEY, "{}")))
-    names = _NAMES.validate_python(parse_json(metadata.get(NAMES_KEY, "{}")))
-    for key, entry in _ENTRIES.validate_python(header).items():
+    metadata = validated(dict[str, str], header.pop("__metadata__", {}))
+    offsets = validated(dict[str, _Offsets], parse_json(metadata.get(OFFSETS_KEY, "{}")))
+    names = validated(dict[str, str], parse_json(metadata.get(NAMES_KEY, "{}")))
+    for key, entry in validated(dict[str, _Entry], header).items():
         begin, end = (8 + header_bytes + offset for offset in entry["data_offsets"])
         dtype, starts = _DTYPES[entry["dtype"]], tuple(offsets[key]["saved_offsets"])
         needed = math.prod(entry["shape"]) * dtype.itemsize

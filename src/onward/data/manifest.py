@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from onward.errors import DataError
 from onward.remote.files import read_text, shown, url_of
-from onward.untrusted_files import RefusedFile, first_problem, parse_json, path_inside
+from onward.untrusted_files import RefusedFile, first_problem, parse_json, path_inside, validated
 
 MANIFEST_NAME = "pack.json"
 _FORMAT = "onward-pack"
@@ -61,9 +61,6 @@ class Manifest:
         return json.dumps({"format": _FORMAT, "version": _VERSION, **asdict(self)}, indent=2, ensure_ascii=False) + "\n"
 
 
-_MANIFEST = TypeAdapter(Manifest)
-
-
 def read_manifest(data_dir: Path) -> Manifest | None:
     """Reads `pack.json` of a directory of shards; None where there is none, as next to shards of other origin.
 
@@ -87,7 +84,7 @@ def read_manifest(data_dir: Path) -> Manifest | None:
             raise DataError(
                 f"{shown(path)!r} has version {version!r}, this onward reads 1 to {_VERSION}: update onward."
             )
-        manifest = _MANIFEST.validate_python(values)
+        manifest = validated(Manifest, values)
         for shard in manifest.shards:
             if url_of(data_dir) is None:
                 path_inside(data_dir, shard.file)

@@ -26,6 +26,7 @@ from onward.parameters import AttributeRule, Optimizer
 from onward.parameters.optimizer import SwitchRule, ratio_problem
 from onward.parameters.yaml_file import sentences
 from onward.plan.layers import find_layers
+from onward.untrusted_files import validated
 
 Attributes = Mapping[str, Any]
 _FIELDS = ("optimizer_attributes", "optimizer_int_attributes")
@@ -85,7 +86,7 @@ def _checked_rule(
 ) -> AttributeRule | SwitchRule:
     """The attributes with the types and bounds that rules of a RUN.yaml have."""
     try:
-        rule: AttributeRule | SwitchRule = pydantic.TypeAdapter(kind).validate_python({**given, "weights": (weight,)})
+        rule: AttributeRule | SwitchRule = validated(kind, {**given, "weights": (weight,)})
     except pydantic.ValidationError as error:
         listed = " ".join(sentences(error, kind))
         raise ParametersError(f"{call} returned what is wrong: {listed}") from error

@@ -14,6 +14,7 @@ import pydantic
 from onward.errors import ParametersError
 from onward.parameters.field_types import STRICT, Count, Flag, Positive, ShareBelowOne
 from onward.parameters.yaml_file import sentences
+from onward.untrusted_files import validated
 
 if TYPE_CHECKING:
     from onward.parameters import Parameters
@@ -92,7 +93,7 @@ class Adapter:
             ParametersError: a field is unknown or impossible.
         """
         try:
-            return pydantic.TypeAdapter(cls).validate_python(dict(given))
+            return validated(cls, dict(given))
         except pydantic.ValidationError as error:
             raise ParametersError("\n".join(f"adapter.{line}" for line in sentences(error, cls))) from error
 

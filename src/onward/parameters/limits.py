@@ -11,6 +11,7 @@ import pydantic
 from onward.errors import ParametersError
 from onward.parameters.field_types import STRICT, Count, Positive
 from onward.parameters.yaml_file import override, sentences
+from onward.untrusted_files import validated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +59,7 @@ class Limits:
         if not isinstance(given, Mapping):
             raise ParametersError(f"limits is {given!r}; expected fields with their values.")
         try:
-            return pydantic.TypeAdapter(cls).validate_python(dict(given))
+            return validated(cls, dict(given))
         except pydantic.ValidationError as error:
             raise ParametersError("\n".join(f"limits.{line}" for line in sentences(error, cls))) from error
 

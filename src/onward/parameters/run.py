@@ -6,7 +6,6 @@ Types are checked by pydantic, the sense of fields in combination by `check`; no
 from __future__ import annotations
 
 import dataclasses
-import functools
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -39,6 +38,7 @@ from onward.parameters.trackers import Aim, Mlflow, Wandb
 from onward.parameters.training import LearningRate, Training
 from onward.parameters.yaml_file import overlay, override, read_yaml, resolve_paths, sentences, to_plain
 from onward.remote.files import url_of
+from onward.untrusted_files import validated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,14 +158,8 @@ def check(parameters: Parameters) -> Parameters:
     return parameters
 
 
-@functools.cache
-def _adapter() -> pydantic.TypeAdapter[Parameters]:
-    """Built at the first use: it takes a while, and a command's `--help` needs none."""
-    return pydantic.TypeAdapter(Parameters)
-
-
 def _validate(raw: Any, where: str = "") -> Parameters:
     try:
-        return _adapter().validate_python(raw)
+        return validated(Parameters, raw)
     except pydantic.ValidationError as error:
         raise ParametersError("\n".join(where + line for line in sentences(error, Parameters))) from error

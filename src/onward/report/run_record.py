@@ -80,7 +80,8 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 
 def resolved_yaml(parameters: Parameters) -> str:
     """All fields of a run as they are used, defaults and conversions included."""
-    return yaml.safe_dump(parameters.to_mapping(), sort_keys=False, allow_unicode=True)
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the one in C, which writes the same, is not in every build
+    return str(yaml.dump(parameters.to_mapping(), Dumper=dumper, sort_keys=False, allow_unicode=True))
 
 
 def hyperparameters(parameters: Parameters) -> dict[str, int | float | str | bool]:
