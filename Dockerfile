@@ -8,6 +8,10 @@ FROM python:3.12-slim
 ARG TORCH_INDEX=
 ENV PIP_NO_CACHE_DIR=1 PYTHONUNBUFFERED=1
 
+# glibc's allocator fragments under tensors (docs/explanation/memory.md).
+RUN apt-get update && apt-get install --yes --no-install-recommends libtcmalloc-minimal4 && rm -rf /var/lib/apt/lists/*
+ENV LD_PRELOAD=libtcmalloc_minimal.so.4
+
 WORKDIR /opt/onward
 COPY constraints.txt pyproject.toml README.md LICENSE ./
 COPY src ./src

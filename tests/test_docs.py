@@ -83,7 +83,13 @@ def test_the_python_of_the_readme(workplace: Path) -> None:
 
 @pytest.mark.parametrize(
     ("page", "begins"),
-    [("memory", ["onward plan run.yaml", "onward train run.yaml"]), ("speed", ["onward train run.yaml"] * 2)],
+    [
+        (
+            "memory",
+            ["onward plan run.yaml", "onward train run.yaml", "LD_PRELOAD=libtcmalloc_minimal.so.4 onward train"],
+        ),
+        ("speed", ["onward train run.yaml"] * 2),
+    ],
 )
 def test_the_commands_of_an_explanation(page: str, begins: list[str], workplace: Path) -> None:
     found = blocks(ROOT / "docs/explanation" / f"{page}.md", "bash")

@@ -15,6 +15,7 @@ from onward.operating_system import (
     free_memory_bytes,
     is_amd,
     is_running,
+    loaded_allocator,
     peak_memory_bytes,
     processor_name,
     usable_cores,
@@ -80,6 +81,15 @@ def test_what_is_free_of_a_machine(tmp_path: Path) -> None:
 def test_a_container_has_less(tmp_path: Path, limit: str, free: int) -> None:
     root = machine(tmp_path, memory_dot_max=limit, memory_dot_current="1000000\n")
     assert free_memory_bytes(root) == free
+
+
+@pytest.mark.parametrize("name", ["tcmalloc", "jemalloc", "mimalloc", None])
+def test_the_library_that_gives_memory(tmp_path: Path, name: str | None) -> None:
+    assert loaded_allocator(tmp_path) is None
+    (tmp_path / "proc/self").mkdir(parents=True)
+    lines = ["7f00-7f01 r-xp 0 08:01 1 /usr/lib/libc.so.6", f"7f02-7f03 r-xp 0 08:01 2 /usr/lib/lib{name}_x.so.4"]
+    (tmp_path / "proc/self/maps").write_text("\n".join(lines if name else lines[:1]))
+    assert loaded_allocator(tmp_path) == name
 
 
 def test_an_older_container(tmp_path: Path) -> None:

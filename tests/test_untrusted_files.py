@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,17 @@ def test_names_that_stay_in_it(folder: Path, name: str) -> None:
 def test_a_folder_that_is_itself_behind_a_link(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "other").symlink_to(folder)
     assert read_text(path_inside(tmp_path / "other", "within")) == "content\nmore"
+
+
+def test_a_small_file_takes_no_memory_for_the_largest_one(folder: Path) -> None:
+    tracemalloc.start()
+    assert read_bytes(folder / "file", 1 << 30) == b"content\r\nmore"
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2 << 20
+    (folder / "large").write_bytes(b"x" * (3 << 20))
+    assert len(read_bytes(folder / "large")) == 3 << 20
+    assert read_bytes("/proc/self/comm")  # of 0 bytes, as the system says
 
 
 @pytest.mark.parametrize("kind", ["pipe", "socket", "folder", "device"])

@@ -72,6 +72,15 @@ def free_memory_bytes(root: Path = Path("/")) -> float:
     return float(min(found))
 
 
+def loaded_allocator(root: Path = Path("/")) -> str | None:
+    """What gives this process memory instead of the C library: tcmalloc, jemalloc or mimalloc; None: nothing known."""
+    try:
+        loaded = (root / "proc/self/maps").read_text()
+    except OSError:
+        return None
+    return next((name for name in ("tcmalloc", "jemalloc", "mimalloc") if f"/lib{name}" in loaded), None)
+
+
 def peak_memory_bytes() -> int:
     """The most memory that this process has held so far."""
     try:

@@ -20,6 +20,8 @@ T = TypeVar("T")
 LARGEST_TEXT_BYTES = 1 << 30
 """Of a text file that is read at once; the manifest of a checkpoint with a million tensors has a quarter of it."""
 
+_SMALL_BYTES = 1 << 20
+
 DEEPEST_JSON = 100
 """Lists and objects inside of each other."""
 
@@ -129,7 +131,8 @@ def _kind(mode: int) -> str:
 def read_bytes(path: str | os.PathLike[str], largest_bytes: int = LARGEST_TEXT_BYTES) -> bytes:
     """The content of a regular file. Raises as `open_regular`."""
     with open_regular(path, largest_bytes) as file:
-        return file.read(largest_bytes)
+        # `read` allocates as much as it is asked for: not the bound, but what is there. /proc says 0 of its files.
+        return file.read(min(largest_bytes, max(os.fstat(file.fileno()).st_size, _SMALL_BYTES)))
 
 
 def read_text(path: str | os.PathLike[str], largest_bytes: int = LARGEST_TEXT_BYTES) -> str:

@@ -15,11 +15,33 @@ def test_more_threads_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "usable_cores", lambda: 2)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     monkeypatch.setattr(devices, "free_memory_bytes", lambda: 1e9)
+    monkeypatch.setattr(devices, "loaded_allocator", lambda: "tcmalloc")
     notes = {one.text: one.remedy for one in check_devices() if one.status == "note"}
     assert notes == {
         "8 threads share 2 cores": "Set machine.threads: 2, or OMP_NUM_THREADS=2.",
         "1.0 GB free": "Close other programs, or train with smaller batches.",
     }
+
+
+@pytest.mark.parametrize("name", ["tcmalloc", None])
+def test_the_allocator_of_a_machine_without_gpus(monkeypatch: pytest.MonkeyPatch, name: str | None) -> None:
+    monkeypatch.setattr(devices, "is_linux", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(devices, "loaded_allocator", lambda: name)
+    (found,) = [one for one in check_devices() if "allocated" in one.text]
+    if name:
+        assert (found.text, found.status) == ("allocated by tcmalloc", "ok")
+        return
+    assert (found.text, found.status, found.remedy) == (
+        "allocated by the C library, which fragments: with large images a process takes up to half as much again",
+        "note",
+        "If memory is short: install tcmalloc (Debian: apt install libtcmalloc-minimal4), and train with "
+        "LD_PRELOAD=libtcmalloc_minimal.so.4 in the environment.",
+    )
+    for hidden in (("is_linux", lambda: False), ("is_available", lambda: True)):
+        with monkeypatch.context() as there:
+            there.setattr(devices if hidden[0] == "is_linux" else torch.cuda, *hidden)
+            assert not list(devices._check_allocator())
 
 
 def test_variables_left_over_from_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:

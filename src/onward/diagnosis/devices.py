@@ -12,7 +12,7 @@ import torch.version
 from onward.diagnosis.findings import Finding
 from onward.engine.matmul_rate import format_operations, matmul_rate
 from onward.errors import ParametersError
-from onward.operating_system import free_memory_bytes, processor_name, usable_cores
+from onward.operating_system import free_memory_bytes, is_linux, loaded_allocator, processor_name, usable_cores
 from onward.parallel.rendezvous.launcher import detect
 
 SMALL_MEMORY_BYTES = 2e9
@@ -38,6 +38,7 @@ def check_devices() -> Iterator[Finding]:
         )
     else:
         yield Finding("memory", f"{free / 1e9:.1f} GB free")
+    yield from _check_allocator()
     yield from _check_gpus()
     try:
         launch = detect()
@@ -50,6 +51,23 @@ def check_devices() -> Iterator[Finding]:
         yield Finding(
             "launcher", "none" if is_alone else f"{launch.launcher}: rank {launch.rank} of {launch.world_size}"
         )
+
+
+def _check_allocator() -> Iterator[Finding]:
+    """Of tensors on CPUs, where it decides what a process takes beyond them (docs/explanation/memory.md)."""
+    if not is_linux() or torch.cuda.is_available():
+        return
+    name = loaded_allocator()
+    if name is not None:
+        yield Finding("memory", f"allocated by {name}")
+        return
+    yield Finding(
+        "memory",
+        "allocated by the C library, which fragments: with large images a process takes up to half as much again",
+        "note",
+        "If memory is short: install tcmalloc (Debian: apt install libtcmalloc-minimal4), and train with "
+        "LD_PRELOAD=libtcmalloc_minimal.so.4 in the environment.",
+    )
 
 
 def _plural(count: int, noun: str) -> str:
