@@ -33,7 +33,7 @@ def test_the_allocator_of_a_machine_without_gpus(monkeypatch: pytest.MonkeyPatch
         assert (found.text, found.status) == ("allocated by tcmalloc", "ok")
         return
     assert (found.text, found.status, found.remedy) == (
-        "allocated by the C library, which fragments: with large images a process takes up to half as much again",
+        "allocated by the C library, which fragments: a process may take 1.4 times the memory that its run needs",
         "note",
         "If memory is short: install tcmalloc (Debian: apt install libtcmalloc-minimal4), and train with "
         "LD_PRELOAD=libtcmalloc_minimal.so.4 in the environment.",

@@ -63,7 +63,7 @@ def _check_allocator() -> Iterator[Finding]:
         return
     yield Finding(
         "memory",
-        "allocated by the C library, which fragments: with large images a process takes up to half as much again",
+        "allocated by the C library, which fragments: a process may take 1.4 times the memory that its run needs",
         "note",
         "If memory is short: install tcmalloc (Debian: apt install libtcmalloc-minimal4), and train with "
         "LD_PRELOAD=libtcmalloc_minimal.so.4 in the environment.",
