@@ -40,7 +40,7 @@ class RefusedFile(OSError):
 
 
 def validated(kind: type[T], value: Any) -> T:
-    """A value that came from a file, as pydantic makes one of this type of it.
+    """A value that a file or a user gave, as pydantic makes one of this type of it.
 
     Raises:
         ValidationError: it cannot; `first_problem` says why.

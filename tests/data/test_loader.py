@@ -174,13 +174,18 @@ def test_resuming_from_any_cursor_equals_never_stopping(tmp_path_factory, data, 
             assert array.tobytes() == found.features[name].tobytes()
 
 
-def test_resuming_reads_no_file_before_the_cursor(tmp_path, monkeypatch):
-    write(tmp_path, [4] * 6)
-    opened = []
-    load = DataLoader._load
+def names_of_loaded(monkeypatch):
+    """A list to which every file that is loaded from now on adds its name."""
+    opened, load = [], DataLoader._load
     monkeypatch.setattr(
         DataLoader, "_load", lambda own, file, *to: opened.append(own.files[file].name) or load(own, file, *to)
     )
+    return opened
+
+
+def test_resuming_reads_no_file_before_the_cursor(tmp_path, monkeypatch):
+    write(tmp_path, [4] * 6)
+    opened = names_of_loaded(monkeypatch)
     batch = take(DataLoader({}, tmp_path, 1), 2, 9)[-1]
     opened.clear()
     assert ids(take(DataLoader({}, tmp_path, 1), 2, 1, batch.cursor)) == [[18, 19]]
@@ -360,11 +365,7 @@ def test_no_more_files_than_asked_are_in_memory(tmp_path, monkeypatch, preload, 
 
 def test_files_are_read_ahead_while_the_consumer_works(tmp_path, monkeypatch):
     write(tmp_path, [10] * 6)
-    opened = []
-    load = DataLoader._load
-    monkeypatch.setattr(
-        DataLoader, "_load", lambda own, file, *to: opened.append(own.files[file].name) or load(own, file, *to)
-    )
+    opened = names_of_loaded(monkeypatch)
     batches = DataLoader({}, tmp_path, 3).batches(1)
     next(batches)
     assert wait_until(lambda: len(opened) == 3)
@@ -374,11 +375,7 @@ def test_files_are_read_ahead_while_the_consumer_works(tmp_path, monkeypatch):
 
 def test_files_that_all_fit_are_read_once(tmp_path, monkeypatch):
     write(tmp_path, [2, 2])
-    opened = []
-    load = DataLoader._load
-    monkeypatch.setattr(
-        DataLoader, "_load", lambda own, file, *to: opened.append(own.files[file].name) or load(own, file, *to)
-    )
+    opened = names_of_loaded(monkeypatch)
     loader = DataLoader({}, tmp_path, 2)
     take(loader, 3, 10)
     list(loader.one_pass(1))

@@ -38,9 +38,9 @@ def test_the_allocator_of_a_machine_without_gpus(monkeypatch: pytest.MonkeyPatch
         "If memory is short: install tcmalloc (Debian: apt install libtcmalloc-minimal4), and train with "
         "LD_PRELOAD=libtcmalloc_minimal.so.4 in the environment.",
     )
-    for hidden in (("is_linux", lambda: False), ("is_available", lambda: True)):
+    for home, fact, value in ((devices, "is_linux", False), (torch.cuda, "is_available", True)):
         with monkeypatch.context() as there:
-            there.setattr(devices if hidden[0] == "is_linux" else torch.cuda, *hidden)
+            there.setattr(home, fact, lambda value=value: value)
             assert not list(devices._check_allocator())
 
 

@@ -30,7 +30,7 @@ def stored(folder: Path) -> dict[str, Any]:
 
 
 def test_what_came_out_is_kept(tmp_path: Path) -> None:
-    record = RunRecord(tmp_path / "deep", PARAMETERS, {"command": ["x"]}, resumed_update=None)
+    record = RunRecord(tmp_path / "deep", resolved_yaml(PARAMETERS), {"command": ["x"]}, resumed_update=None)
     assert stored(tmp_path / "deep")["status"] == "running"
     record.on_evaluation(evaluation_report(7, {"loss": float("nan")}))
     record.on_end(run_summary(round=0))
@@ -45,16 +45,16 @@ def test_what_came_out_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_closed_without_an_end_has_failed(tmp_path: Path) -> None:
-    RunRecord(tmp_path, PARAMETERS, {}, resumed_update=None).close()
+    RunRecord(tmp_path, resolved_yaml(PARAMETERS), {}, resumed_update=None).close()
     assert stored(tmp_path)["status"] == "failed"
 
 
 @pytest.mark.parametrize(("is_resumed", "resumes"), [(True, 1), (False, 0)])
 def test_a_run_that_continues_or_begins_anew(is_resumed: bool, resumes: int, tmp_path: Path) -> None:
-    first = RunRecord(tmp_path, PARAMETERS, {}, resumed_update=None)
+    first = RunRecord(tmp_path, resolved_yaml(PARAMETERS), {}, resumed_update=None)
     first.record["started"] = "2001"
     first.on_evaluation(evaluation_report(7, {"loss": 1.0}))
-    RunRecord(tmp_path, PARAMETERS, {}, resumed_update=4 if is_resumed else None)
+    RunRecord(tmp_path, resolved_yaml(PARAMETERS), {}, resumed_update=4 if is_resumed else None)
     found = stored(tmp_path)
     assert len(found["resumed"]) == resumes
     assert found["resumed_update"] == (4 if is_resumed else None)
@@ -64,7 +64,7 @@ def test_a_run_that_continues_or_begins_anew(is_resumed: bool, resumes: int, tmp
 
 def test_a_resume_into_another_folder_is_recorded(tmp_path: Path) -> None:
     """Checkpoints may be of a run that wrote its record elsewhere, or nowhere."""
-    RunRecord(tmp_path, PARAMETERS, {}, resumed_update=4)
+    RunRecord(tmp_path, resolved_yaml(PARAMETERS), {}, resumed_update=4)
     found = stored(tmp_path)
     assert (len(found["resumed"]), found["resumed_update"]) == (1, 4)
 
@@ -72,7 +72,7 @@ def test_a_resume_into_another_folder_is_recorded(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match=r"the record of the run cannot be written to .*file.*: .*paths\.output_dir"):
-        RunRecord(tmp_path / "file", PARAMETERS, {}, resumed_update=None)
+        RunRecord(tmp_path / "file", resolved_yaml(PARAMETERS), {}, resumed_update=None)
 
 
 def test_settings() -> None:
@@ -94,7 +94,7 @@ def test_a_folder_in_no_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_which_weights_were_written_is_kept(tmp_path: Path) -> None:
-    record = RunRecord(tmp_path, PARAMETERS, {}, resumed_update=None)
+    record = RunRecord(tmp_path, resolved_yaml(PARAMETERS), {}, resumed_update=None)
     record.on_trained_model("trained model of the best evaluation (loss 0.5 at step 3)", ["m.onnx", "m.onnx.data"])
     record.finish("done")
     assert stored(tmp_path)["trained_model"] == {

@@ -111,7 +111,7 @@ class RunRecord:
 
     Args:
         folder: of the run; made where it is missing.
-        parameters: as they are used.
+        resolved: what `resolved_yaml` made of the parameters.
         about: from `describe_run`.
         resumed_update: the update of the checkpoint that the run resumes from; None: it begins.
 
@@ -119,9 +119,7 @@ class RunRecord:
         StorageError: the files cannot be written.
     """
 
-    def __init__(
-        self, folder: Path, parameters: Parameters, about: Mapping[str, Any], resumed_update: int | None
-    ) -> None:
+    def __init__(self, folder: Path, resolved: str, about: Mapping[str, Any], resumed_update: int | None) -> None:
         self.path = folder / RECORD_NAME
         is_resumed, now = resumed_update is not None, _now()
         earlier = (read_record(folder) if is_resumed else None) or {}
@@ -138,7 +136,7 @@ class RunRecord:
         }
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / RESOLVED_NAME).write_text(resolved_yaml(parameters), encoding="utf-8")
+            (folder / RESOLVED_NAME).write_text(resolved, encoding="utf-8")
         except OSError as error:
             raise _storage_error(folder, error) from error
         self._write()

@@ -97,7 +97,7 @@ class RunWatchers:
         self._watchers.add(self._trackers)
         if folder is None:
             return
-        self._record = RunRecord(folder, parameters, about, resumed_update)
+        self._record = RunRecord(folder, texts[RESOLVED_NAME], about, resumed_update)
         self._watchers.add([self._record])
         self._files = (self._record,)
         if board.log_dir is None:

@@ -23,7 +23,7 @@ from onward.parameters import OnBadLoss
 from onward.report.metrics_file import MetricsFile
 from onward.report.page.page import render_page
 from onward.report.page.run_record import read_run
-from onward.report.run_record import RunRecord
+from onward.report.run_record import RunRecord, resolved_yaml
 from tests.mlp import SQUARES, assert_same_bits, data, parameters, save_mlp, start, weights_of
 from tests.ranks import run_on_ranks
 
@@ -98,7 +98,7 @@ class Returns(Callback):
 def test_it_is_an_event_of_the_log_the_record_and_the_report(tmp_path: Path) -> None:
     changes = watching(tmp_path) | {"training": {"num_train_steps": STEPS, "display_loss_steps": 1}}
     logs, returns = tmp_path / "logs", Returns()
-    record = RunRecord(logs, parameters(tmp_path, **changes), {}, resumed_update=None)
+    record = RunRecord(logs, resolved_yaml(parameters(tmp_path, **changes)), {}, resumed_update=None)
     runner, _ = start(tmp_path, returns, MetricsFile(logs / "metrics.jsonl"), record, **changes)
     runner.run(InMemoryDataLoader(samples()))
     runner.watchers.close()
@@ -126,7 +126,7 @@ def test_a_resumed_run_that_meets_the_same_spike_reports_it_once(tmp_path: Path)
     for stop in (26, None):
         asked = watching(tmp_path)
         is_resumed = stop is None
-        record = RunRecord(logs, parameters(tmp_path, **asked), {}, 25 if is_resumed else None)
+        record = RunRecord(logs, resolved_yaml(parameters(tmp_path, **asked)), {}, 25 if is_resumed else None)
         metrics = MetricsFile(logs / "metrics.jsonl", 25 if is_resumed else None)
         runner, _ = start(tmp_path, metrics, record, *([] if stop is None else [Stops(stop)]), **asked)
         with contextlib.suppress(KeyboardInterrupt):
